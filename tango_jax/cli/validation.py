@@ -133,8 +133,8 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
         "rl.dynamic_sampling=0",
     )
     mistakes.require(
-        rl.judge != "silent" or not rl.dynamic_sampling, "rl.judge=silent judges groups whose answers are all right or "
-        f"all wrong, which rl.dynamic_sampling={rl.dynamic_sampling} replaces by others: choose another, or "
+        rl.judge == "all" or not rl.dynamic_sampling, f"rl.judge={rl.judge} judges groups whose answers are all right "
+        f"or all wrong, which rl.dynamic_sampling={rl.dynamic_sampling} replaces by others: set rl.judge=all, or "
         "rl.dynamic_sampling=0",
     )
     mistakes.require(

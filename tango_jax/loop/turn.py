@@ -67,7 +67,7 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
     memory = (lesson.memory or memory).replace(
         turn=memory.turn, cursors=cursors_after(context.config.rl, memory.cursors, t.draws)
     )
-    metrics = turn_metrics(role, t.sampled, t.metrics, lesson.reward.metrics, lesson.metrics, update_metrics)
+    metrics = turn_metrics(t, lesson, update_metrics)
     states = states | dict.fromkeys(context.policies[role].roles, state)
     return TurnResult(states, metrics, t.sampled, lesson, adv_BT, memory)
 

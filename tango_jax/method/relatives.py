@@ -35,12 +35,12 @@ def solve_twice(t: Turn) -> Lesson:
         rejected = [one for one in judged if one.verdict == "INCORRECT"]
         second = t.sample("generator", rejected, prompt=SECOND_TRY, at_most=len(first))
         both = joined([first, second], most_prompts=2 * len(first))
-        return both, t.with_own_reward(both, second_try_reward(t, both))
+        reward = second_try_reward(t, both)
+        reward = reward._replace(metrics=reward.metrics | second_try_metrics(first, second))
+        return both, t.with_own_reward(both, reward)
 
     tries, reward = t.until_full(both_tries)
-    first = [one for one in tries if one.after is None]
-    metrics = {"generator/alpha": 0.0} | second_try_metrics(first, [one for one in tries if one.after is not None])
-    return Lesson(tries, reward, {"outcome": (1.0, t.algorithm.outcome(reward, tries))}, metrics)
+    return Lesson(tries, reward, {"outcome": (1.0, t.algorithm.outcome(reward, tries))}, {"generator/alpha": 0.0})
 
 
 def second_try_reward(t: Turn, tries: Responses) -> Rewards:

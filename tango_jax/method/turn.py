@@ -9,7 +9,7 @@ and draw the same numbers at the same step.
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -23,6 +23,7 @@ from tango_jax.rl.own_reward import OwnReward
 from tango_jax.rl.packing import action_mask
 from tango_jax.rl.schedule import Place
 from tango_jax.runtime.checks import require
+from tango_jax.runtime.user_code import UserFunction, is_user_code
 from tango_jax.tasks.task import STREAMS, Task
 from tango_jax.text.prompts import OWN, Prompt
 
@@ -57,8 +58,9 @@ Calls = dict[tuple[str, int], Call]  # (name of the prompt, calls of that prompt
 class Advantages:
     """The algorithm of a role with its settings: rewards of responses in, float32 [B, T] out, 0 off the actions."""
 
-    def __init__(self, algorithm: Algorithm, config: ConfigDict):
+    def __init__(self, algorithm: Algorithm, role: str, config: ConfigDict):
         self.algorithm, self.config = algorithm, config
+        self._key, self._is_own = f"{role}.loss.algorithm", is_user_code(config.loss.algorithm)
 
     def outcome(self, reward: Rewards, responses: Responses) -> np.ndarray:
         """The advantage of each response, on all of its tokens.
@@ -76,20 +78,36 @@ class Advantages:
         """An equation on groups of one size together, on groups of several sizes one by one."""
         is_action_BT, loss = action_mask(self.config, responses.rollout), self.config.loss
         if not responses.is_joined:
-            return equation(*rows, is_action_BT, responses.group_size, loss)
+            return self._called(equation, *rows, is_action_BT, responses.group_size, loss)
         setting = f"{responses.role}.loss.algorithm={loss.algorithm}"
         require(self.algorithm.compares_groups_alone, f"it compares groups of different sizes, which {setting} does "
                 "not: choose one that compares each group alone, such as grpo")
         adv_BT = np.zeros(is_action_BT.shape, np.float32)
         for group in responses.groups():
-            adv_BT[group] = equation(*(values[group] for values in rows), is_action_BT[group], len(group), loss)
+            parts = (values[group] for values in (*rows, is_action_BT))
+            adv_BT[group] = self._called(equation, *parts, len(group), loss)
         return adv_BT
+
+    def _called(self, equation: Callable[..., np.ndarray], *args: Any) -> np.ndarray:
+        """Call an equation; what is wrong with one of a user names the setting and the line."""
+        if not self._is_own:
+            return equation(*args)
+        function, shape = UserFunction(self._key, self.config.loss.algorithm, equation), args[-3].shape
+        adv_BT = np.asarray(function.call(*args))
+        if adv_BT.shape != shape or not np.isfinite(adv_BT).all():
+            why = " and not finite" if adv_BT.shape == shape else ""
+            function.refuse(f"its advantages are of shape {list(adv_BT.shape)}{why}; there must be a finite number for "
+                            f"each token, {list(shape)}")
+        return adv_BT.astype(np.float32)
 
     def has_signal_P(self, reward_B: np.ndarray, responses: Responses) -> np.ndarray:
         """Whether any response of a group has an outcome advantage by these rewards, bool, one for each group."""
+        signal_fn = self.algorithm.has_signal_fn
+        if self._is_own:
+            signal_fn = UserFunction(self._key, self.config.loss.algorithm, signal_fn).call
         if not responses.is_joined:
-            return self.algorithm.has_signal_P(reward_B, responses.group_size)
-        return np.array([self.algorithm.has_signal_fn(reward_B[rows][None])[0] for rows in responses.groups()], bool)
+            return signal_fn(reward_B.reshape(-1, responses.group_size))
+        return np.array([signal_fn(reward_B[rows][None])[0] for rows in responses.groups()], bool)
 
 
 class Turn:
@@ -102,7 +120,7 @@ class Turn:
         self.config, self.task, self.memory = config, task, memory
         self.rl = config.rl
         self.role, self.place, self.generator_step = place.role, place, place.generator_step
-        self.algorithm = Advantages(algorithm, config[place.role])
+        self.algorithm = Advantages(algorithm, place.role, config[place.role])
         self.sampled: list[Responses] = []  # all responses of the turn, by calls; of a dynamic batch, those chosen
         self.metrics: dict[str, float] = {}  # of dynamic sampling
         self.draws: Counter[str] = Counter()  # by stream

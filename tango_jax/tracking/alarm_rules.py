@@ -64,8 +64,17 @@ def recent_mean(rows: Sequence[dict], name: str, count: int, least: int) -> floa
     return float(np.mean(found)) if len(found) >= least else None
 
 
+def means_by_role(rows: Sequence[dict], name: str, count: int) -> list[float]:
+    """`recent_mean` of the generator's turns and of the verifier's, where there are `count` values. Their problems may
+    be others, so that one must not hide the other."""
+    generators = [row for row in rows if row.get("phase") == "generator"]
+    others = [row for row in rows if row.get("phase") != "generator"]
+    means = [recent_mean(turns, name, count, least=count) for turns in (generators, others)]
+    return [mean for mean in means if mean is not None]
+
+
 def _truncation(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-    mean = recent_mean(rows, f"{role}/truncation_rate", limits.window, least=limits.window)
+    mean = max(means_by_role(rows, f"{role}/truncation_rate", limits.window), default=None)
     if mean is None or mean <= limits.truncation * ease:
         return None
     return (
@@ -248,7 +257,7 @@ def _misaligned(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | 
 
 
 def _labels(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-    mean = recent_mean(rows, "generator/label_accuracy", limits.window, least=limits.window)
+    mean = min(means_by_role(rows, "generator/label_accuracy", limits.window), default=None)
     if mean is None or 1 - mean <= limits.wrong_labels * ease:
         return None
     return (
@@ -289,7 +298,7 @@ def _shortened(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | N
         ("second_try/shortened_rate", "generator", "second tries see a solution or a verification that was cut"),
         ("second_judgement/shortened_rate", "verifier", "second judgements are about a verification that was cut"),
     ):  # fmt: skip
-        mean = recent_mean(rows, name, limits.window, least=limits.window)
+        mean = max(means_by_role(rows, name, limits.window), default=None)
         if mean is not None and mean > limits.shortened * ease:
             return (f"{mean:.1%} of the {what}", f"{limits.shortened}",
                     f"raise {role}.max_prompt, or lower generator.max_response")  # fmt: skip

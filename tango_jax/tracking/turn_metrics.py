@@ -3,13 +3,14 @@
 In: the responses of a turn, device metrics of its updates. Out: flat metrics for metrics.jsonl.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tango_jax.method.dynamic_sampling import over_batches
-from tango_jax.records import Responses, Solution
+from tango_jax.method.turn import Turn
+from tango_jax.records import Lesson, Responses, Solution
 from tango_jax.runtime.checks import require
 from tango_jax.tracking.scores import verifier_scores
 
@@ -18,32 +19,34 @@ LARGEST_OF_UPDATES = ("logprob_gap_max", "update_ratio")
 MEANS_OF_UPDATES = ("loss", "grad_norm")
 
 
-def turn_metrics(role: str, sampled: Sequence[Responses], *parts: Mapping[str, float]) -> dict[str, float]:
-    """All metrics of a turn: those of its responses, the agreement of verdicts with the grades, and the `parts`, which
-    are those of sampling, reward, lesson and update.
+def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[str, float]:
+    """All metrics of a turn: those of its responses, of the agreement of verdicts with grades, of dynamic sampling, of
+    the lesson and of the updates.
 
-    Verdicts in a generator's turn are of a live generator's solutions, under `verifier/live_` if every solution was
-    judged. Where only some were, they are of a selection that other arms do not make, under `verifier/judged_`.
+    Numbers of steps, and verdicts in the verifier's turns, are of everything that was sampled: what dynamic sampling
+    chooses by its rewards would hide that all verdicts agree. Verdicts in a generator's turn are under `verifier/live_`
+    where all solutions are judged, and under `verifier/judged_` where settings have a part of them judged.
 
     Raises:
         ValueError: two of them have a name in common.
     """
     by_name: dict[str, list[Responses]] = {}
-    for responses in sampled:
+    for responses in t.sampled:
         by_name.setdefault(responses.name, []).extend([responses] * (len(responses) > 0))
-    solutions, judged = (next(iter(by_name.get(name, ())), None) for name in ("generator", "verifier"))
     own = {}
-    if role == "generator" and solutions:
-        own["generator/steps_mean"] = np.mean([len(solution.steps) for solution in solutions])
-    if judged and all(isinstance(owner, Solution) for owner in judged.parents):
-        # In a generator turn only the first of several verifications of a solution counts.
-        every, prefix = (1, "verifier/") if role == "verifier" else (judged.group_size, "verifier/live_")
-        if role == "generator" and len(judged.parents) < len(solutions):
-            prefix = "verifier/judged_"
-        scores = verifier_scores(judged.owners[::every], judged.records[::every])
+    if t.role == "generator" and (solved := t.everything("generator")):
+        own["generator/steps_mean"] = np.mean([len(solution.steps) for one in solved for solution in one])
+    judged = t.everything("verifier") if t.role == "verifier" else by_name.get("verifier", [])[:1]
+    # In a generator turn only the first of several verifications of a solution counts.
+    records = [one for each in judged for one in each.records[:: 1 if t.role == "verifier" else each.group_size]]
+    if records and all(isinstance(one.of, Solution) for one in records):
+        is_part = t.rl.dynamic_sampling > 0 or "generator/judged_share" in lesson.metrics
+        prefix = "verifier/" if t.role == "verifier" else "verifier/judged_" if is_part else "verifier/live_"
+        scores = verifier_scores([one.of for one in records], records)
         own |= {f"{prefix}{name}": value for name, value in scores.items()}
     metrics: dict[str, float] = {}
-    for part in (*(over_batches([one.metrics for one in same]) for same in by_name.values()), own, *parts):
+    of_responses = [over_batches([one.metrics for one in same]) for same in by_name.values()]
+    for part in (*of_responses, own, t.metrics, lesson.reward.metrics, lesson.metrics, updates):
         twice = sorted(metrics.keys() & part.keys())
         require(not twice, f"two parts of a turn have metrics of the name {' and '.join(twice)}: rename those that "
                 "your method returns")

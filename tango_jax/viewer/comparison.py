@@ -34,8 +34,8 @@ class Overlay(NamedTuple):
 
 GENERATOR, VERIFIER = {"generator"}, {"warmup", "verifier"}  # phases in which a role is updated
 OVERLAYS = (
-    Overlay("Generator: share of correct answers, sampled", "In training.", "generator/reward/outcome", GENERATOR,
-            True),
+    Overlay("Generator: share of correct answers, sampled", "In training, on the problems that each arm draws.",
+            "generator/reward/outcome", GENERATOR, True),
     Overlay("Generator: own reward", "Mean of the function that generator.reward names.", "generator/reward/own",
             GENERATOR),
     Overlay("Verifier: own reward", "Mean of the function that verifier.reward names.", "verifier/reward/own",

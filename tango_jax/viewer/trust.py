@@ -149,12 +149,18 @@ def _whose(judged: list[quality.Judged]) -> str:
     return f"the {judged[0].role}'s turns" if judged else "no turns"
 
 
+def _which(run: Run) -> str:
+    """Which of its solutions a generator's turn has judged, where that is not all."""
+    judge = run.settings.get("rl.judge", "all")
+    return "" if judge == "all" else f" that rl.judge={judge} has judged"
+
+
 def measured_on(run: Run, judged: list[quality.Judged]) -> str:
     """Why the headline's figures of the verifier differ from those that are computed from rollouts."""
     return (
         "The headline's F1 is greedy and on a fixed pool of solutions, so that it can be compared over a run and "
         f"between runs. What follows counts the dumped rollouts of {_whose(judged)} instead: sampled at temperature "
-        f"{run.settings['verifier.temperature']:g}, on the solutions that the generator wrote in that turn. "
+        f"{run.settings['verifier.temperature']:g}, on the solutions of that turn{_which(run)}. "
         "The verifier's own turns, which may have easier problems, count only if the generator's have no verdicts. "
         "When nearly all solutions are right, or nearly all wrong, the rare class decides an F1, which then falls even "
         "if the verifier judges as well as before. "

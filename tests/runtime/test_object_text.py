@@ -83,7 +83,7 @@ def decorated(function, weight):
     lambda weight: decorated(decorated(by_default, weight), 2.0),
     lambda weight: {"a": [weighted(weight)], weight: 1},
     lambda weight: {weight, 3},
-], ids=str)  # fmt: skip
+], ids=lambda make: make.__name__)  # fmt: skip
 def test_what_an_object_holds_counts(make):
     assert text_of(make(0.5), "it") == text_of(make(0.5), "it") != text_of(make(0.9), "it")
     assert " at 0x" not in text_of(make(0.5), "it")
