@@ -23,7 +23,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
@@ -32,7 +31,6 @@ from tango_jax.models.attention import AttendFn, capability_of, unsupported_reas
 DECODE_ATTENTION_KINDS = ("auto", "xla", "cudnn", "paged")  # values of ModelConfig.decode_attention
 PAGES = (256, 128, 64, 32, 16)  # columns that paged reads at a time: the largest of these that divides the bucket
 LANES = 128  # numbers in a row of a TPU's registers: head_dim must fill them
-CUDNN_TILE = 128  # columns that cuDNN is taken to read at a time, which it does not publish
 
 
 def resolve_decode_attention(
@@ -115,14 +113,6 @@ def attention_names(config: Any) -> str:
 def page_size(bucket: int) -> int:
     """Columns that paged reads at a time of a cache of `bucket` columns."""
     return next(page for page in PAGES if bucket % page == 0)
-
-
-def columns_read(implementation: str, length: np.ndarray, bucket: int) -> np.ndarray:
-    """Columns of the cache that are read where `length` of `bucket` are there: whole pages or tiles."""
-    if implementation == "xla":
-        return np.full_like(length, bucket)
-    step = page_size(bucket) if implementation == "paged" else CUDNN_TILE
-    return np.minimum(bucket, -(-np.maximum(length, 1) // step) * step)
 
 
 def merge_parts(

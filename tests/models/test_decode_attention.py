@@ -18,7 +18,6 @@ from tango_jax.config import default_config
 from tango_jax.models import decode_attention, transformer
 from tango_jax.models.cache import make_decode_attention
 from tango_jax.models.decode_attention import (
-    columns_read,
     decode_attention_of,
     make_skipping_decode_attention,
     merge_parts,
@@ -133,7 +132,7 @@ def test_paged_reads_no_page_beyond_a_length():
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.normal(size=(4, 2, size, E)), jnp.bfloat16) for size in (3, S, S))
     is_there = np.arange(S) < lengths[:, None]
-    is_read = np.arange(S) < columns_read("paged", lengths, S)[:, None]
+    is_read = np.arange(S) < (-(-lengths // page) * page)[:, None]  # whole pages
     assert is_read.sum(axis=1).tolist() == [16, 16, 32, 48]
     k, v = (jnp.where(is_read[:, None, :, None], x, jnp.nan) for x in (k, v))
     with pltpu.force_tpu_interpret_mode():
@@ -228,9 +227,5 @@ def test_devices_decide():
         decode_attention.make_part_attention("xla", None)
 
 
-def test_columns_read():
-    lengths = np.array([0, 1, 128, 129, 300])
-    assert columns_read("xla", lengths, 384).tolist() == [384] * 5
-    assert columns_read("cudnn", lengths, 300).tolist() == [128, 128, 128, 256, 300]
-    assert columns_read("paged", lengths, 384).tolist() == [128, 128, 128, 256, 384]  # 384 = 3 x 128
+def test_pages_divide_the_cache():
     assert [page_size(bucket) for bucket in (2048, 384, 1008)] == [256, 128, 16]
