@@ -13,7 +13,6 @@ whatever draws or compares runs.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.method.arms import ARMS, Arm, Look
 from tango_jax.rl.schedule import Schedule
-from tango_jax.runtime.checks import Mistakes, cut, shortened
+from tango_jax.runtime.checks import Mistakes, cut, meant, shortened
 from tango_jax.runtime.user_code import is_user_code, load_object
 
 
@@ -45,9 +44,8 @@ def load_arm(text: str, key: str = "arm") -> Arm:
     if text in ARMS:
         return ARMS[text]
     if not is_user_code(text):
-        near = difflib.get_close_matches(text, ARMS, 1)
-        raise ValueError(f"{key}={shortened(text)} is not one of {', '.join(ARMS)}"
-                         + (f": did you mean {near[0]}?" if near else "; one of your own is FILE.py:name"))
+        raise ValueError(f"{key}={shortened(text)} is not one of {', '.join(ARMS)}{meant(text, ARMS)}; one of your own "
+                         "is FILE.py:name")
     arm = load_object(key, text, Arm)
     _check(f"{key}={cut(text)}", arm_name(text), arm)
     return arm
