@@ -297,7 +297,8 @@ MISTAKES = [
     ("arm=no_labels rl.judge=failed", r"arm=no_labels labels solutions without grades, and rl\.judge=failed and"),
     ("arm=no_labels rl.trust=(0.4,0.55)",
      r"rl\.trust=\(0\.4, 0\.55\) go by grades: set rl\.judge=all and rl\.trust=\(\)"),
-    ("arm=no_labels rl.samples_per_prompt=1", r"by the answer of most samples .*samples_per_prompt=1 has one: raise"),
+    ("arm=no_labels rl.samples_per_prompt=1 generator.loss.algorithm=reinforce_pp "
+     "verifier.loss.algorithm=reinforce_pp", r"by the answer of most samples .*samples_per_prompt=1 has one: raise"),
     ("arm=taught_verifier verifier.loss.kl_coef=0",
      r"has the reference policy of the verifier as its teacher, and with verifier\.loss\.kl_coef=0 there is none: set"),
     ("arm=taught_verifier verifier.top_p=0.9", r"verifier\.top_p=0\.9 and verifier\.top_k=0 leave tokens out: set"),
