@@ -246,11 +246,17 @@ def test_the_base_of_adapters_that_were_trained_on_another_runs_stage_one(model,
     taken = config_of(model, *(f"{role}.init_from={tmp_path / 'full'}" for role in ROLES))
     shared = config_of(model, *(f"{role}.sft.full=True" for role in ROLES), "verifier.adapter=generator")
     of_generator, of_verifier = (tmp_path / "full/sft" / role / "checkpoints" for role in ROLES)
-    assert full_stage_one(taken, tmp_path / "run", "generator") == of_generator
-    assert full_stage_one(shared, tmp_path / "full", "generator") == of_verifier
+
+    def found(config, folder: str, role: str):
+        (tmp_path / folder / "config.json").unlink(missing_ok=True)
+        save_config(config, tmp_path / folder / "config.json")
+        return full_stage_one(config, tmp_path / folder, role)
+
+    assert found(taken, "run", "generator") == of_generator
+    assert found(shared, "full", "generator") == of_verifier
     shared.verifier.sft.steps = 0
-    assert full_stage_one(shared, tmp_path / "full", "verifier") == of_generator
-    assert full_stage_one(config_of(model), tmp_path / "full", "generator") is None
+    assert found(shared, "full", "verifier") == of_generator
+    assert found(config_of(model), "full", "generator") is None
 
 
 # -------------------------------------------------------------------------------------------------------- in and out
@@ -307,8 +313,8 @@ def test_adapters_of_a_gguf_file_are_no_folder_for_peft(tmp_path):
 
 
 def test_the_text_part_of_a_model_of_text_and_images_has_no_adapter_for_peft(whole, tmp_path, monkeypatch):
-    def read_from_the_whole_model(*args):
-        return dataclasses.replace(start_source(*args), architecture="gemma3")
+    def read_from_the_whole_model(*args, **named):
+        return dataclasses.replace(start_source(*args, **named), architecture="gemma3")
 
     monkeypatch.setattr(export, "start_source", read_from_the_whole_model)
     with pytest.raises(ValueError, match="text part of a model of text and images.*export it without --adapter"):
