@@ -29,13 +29,14 @@ PACKAGE = ROOT / "tango_jax"
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def table(first_heading: str) -> list[list[str]]:
-    """The rows of the README's table whose heading begins with this, as cells."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def table(first_heading: str, page: str = "README.md") -> list[list[str]]:
+    """The rows of the page's table whose heading begins with this, as cells."""
+    text = (ROOT / page).read_text(encoding="utf-8")
     rows = text[text.index(f"| {first_heading}") :].split("\n\n")[0].splitlines()[2:]
     return [row.strip("| ").split(" | ") for row in rows]
 
 
+JITS = "tango_jax/planning/README.md"
 LEGEND = "".join(letter for _, letters in table("axes of") for letter in re.findall(r"`([A-Z])` ", letters))
 
 
@@ -120,14 +121,14 @@ def uses_jit(tree: ast.AST) -> bool:
 def test_the_list_of_jits_names_every_file_that_has_one():
     # Those measure a machine, and are no part of a run.
     found = {str(path.relative_to(PACKAGE)) for path, tree in TREES.items() if uses_jit(tree)}
-    listed = {name for _, places, _ in table("jitted") for name in re.findall(r"`([\w/]+\.py)`", places)}
+    listed = {name for _, places, _ in table("jitted", JITS) for name in re.findall(r"`([\w/]+\.py)`", places)}
     measuring = {"bench.py", "runtime/machine.py", "planning/bench_phases.py", "planning/device_parity.py"}
     assert found - measuring == listed
     assert not any("import jit" in path.read_text() for path in TREES)
 
 
 def test_the_list_of_jits_names_functions_of_these_files():
-    for functions, places, _ in table("jitted"):
+    for functions, places, _ in table("jitted", JITS):
         text = "".join((PACKAGE / name).read_text() for name in re.findall(r"`([\w/]+\.py)`", places))
         for name in re.findall(r"`(\w+)`", functions):
             assert re.search(rf"\b{name}(_fn)?\b", text), name

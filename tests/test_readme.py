@@ -299,7 +299,3 @@ def test_the_main_loop_is_as_long_as_it_says():
     lines = sum(len((ROOT / "tango_jax" / name).read_text().splitlines()) for name in files)
     said = int(re.search(r"([\d,]+) lines in all", text)[1].replace(",", ""))
     assert len(files) == 12 and said <= 2300 and said - 100 < lines <= said
-
-
-def test_it_is_no_longer_than_a_page_should_be():
-    assert len(README.splitlines()) <= 272

@@ -91,12 +91,13 @@ def load_parts(config: ConfigDict) -> Parts:
     return Parts(arm, algorithms, own_rewards)
 
 
-def load_method(config: ConfigDict, task: Task | None = None) -> Method:
+def load_method(config: ConfigDict, task: Task | None = None, is_checked: bool = True) -> Method:
     """Load all that the configuration names, and rehearse the turns.
 
     Args:
         task: the run's, with whose problems functions of users are tried; None: a made-up one, and rewards are not
             tried.
+        is_checked: False: the settings need not suit the turns yet.
 
     Raises:
         ValueError: see `load_parts`; or a rehearsal failed (rehearsal.py), or the settings do not suit the turns.
@@ -114,7 +115,8 @@ def load_method(config: ConfigDict, task: Task | None = None) -> Method:
             text = str(error).removeprefix(place).replace(hosts.ONCE_MENDED, "")  # nothing has begun
             raise ValueError(f"{place}{text}; the responses were made up to try the method before the run") from error
     method = Method(arm, turns, algorithms, own_rewards, rehearsals)
-    _check(config, method)
+    if is_checked:
+        _check(config, method)
     return method
 
 

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_task_problems, question_key
-from tango_jax.method.own_arm import arm_or_none
+from tango_jax.method.load import load_method
 from tango_jax.method.turn import problems_of_a_draw
 from tango_jax.models.head_precision import LEAST_CAPABILITY
 from tango_jax.models.lora import narrowest_side
@@ -33,6 +33,7 @@ from tango_jax.records import Problem
 from tango_jax.runtime.checks import Mistakes, shortened
 from tango_jax.runtime.console import working
 from tango_jax.tasks.splits import draw_questions
+from tango_jax.text.prompts import SECOND_JUDGEMENT, SECOND_TRY, Prompt
 from tango_jax.weights.source import fields_of, kind_of
 
 ADAPTER_RANK = 32
@@ -111,6 +112,16 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
 # ------------------------------------------------------------------------------------------------------------- lengths
 
 
+def _further_prompts(config: ConfigDict) -> dict[str, set[Prompt]]:
+    """By role, the prompts that the method has beside its own; none where the method is mistaken, which another check
+    says."""
+    try:
+        method = load_method(config, is_checked=False)
+    except ValueError:
+        return {role: set() for role in ROLES}
+    return {role: set(method.further_prompts(role)) for role in ROLES}
+
+
 def set_lengths(
     settings: OpenSettings, scale: Scale, lengths: dict[str, Lengths], models: dict[str, ModelConfig], worked: int,
     mistakes: Mistakes,
@@ -130,11 +141,10 @@ def set_lengths(
         settings.put("verifier.max_response", min(verifier.max_response, most))
         needed = min(needed, positions["verifier"] - verifier.max_response)
     settings.put("verifier.max_prompt", needed)
-    arm = arm_or_none(settings.config)
-    calls = [call for plan in arm.turns.values() for call in plan.calls] if arm else []
+    further = _further_prompts(settings.config)
     for role in ROLES:
         own = settings.config[role]
-        if any(call.text for call in calls if call.role == role):  # about a solution and its verification
+        if {SECOND_TRY, SECOND_JUDGEMENT} & further[role]:  # about a solution and its verification
             added = verifier.max_response + (generator.max_response + SPARE if role == "generator" else 0)
             settings.put(f"{role}.max_prompt", min(own.max_prompt + added, positions[role] - own.max_response))
         least = lengths[role].limit + LEAST_RESPONSE * (1 if role == "generator" else 2)
