@@ -100,7 +100,7 @@ class Responses:
     metrics: dict[str, float]  # lengths, truncation, grader failures
     name: str = ""  # of the prompt; empty: the role's own
     most_prompts: int | None = None  # upper bound of P in any turn, for compilation; None: always P
-    # Responses of several calls, each to a prompt of its own: those to one problem are compared with each other.
+    # Responses of several calls, each with its prompt: responses to one problem form a group.
     is_joined: bool = False
 
     def __len__(self) -> int:

@@ -62,7 +62,7 @@ def _compile_update(ahead: CompileAhead, policy: Policy, prompt_length: int, reh
 
 
 def _batches(policy: Policy, prompt_length: int, trained: Trained) -> Iterator[Batch]:
-    """The minibatches of responses of one token, each to a problem of its own."""
+    """Minibatches of one-token responses to different problems."""
     P, M, is_joined = trained
     token = np.array(policy.tokenizer.stop_ids[:1], np.int32)
     rollout = Rollout((token,) * (P * M), (np.zeros((1,), np.float32),) * (P * M), np.zeros(P * M, bool), 1, P * M)

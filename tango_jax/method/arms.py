@@ -103,7 +103,7 @@ DEFAULT_ARM = next(iter(ARMS))
 
 
 def turns_of(arm: Arm, rl: ConfigDict) -> dict[str, TurnFunction]:
-    """The turns of a run: those of the arm, with what the settings `rl.trust`, `rl.judge` and `rl.practice` add."""
+    """The turns of a run: the arm's, changed as `rl.trust`, `rl.judge` and `rl.practice` say."""
     turns = dict(arm.turns)
     if (rl.trust or rl.judge != "all") and turns.get("generator") is tango.solve:
         turns["generator"] = trust.solve

@@ -1,7 +1,7 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476): groups in which all rewards are equal give way to those of other problems.
+"""Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal are replaced by others.
 
-Batches of responses in, each to the same number of problems; one of the usual size out. Metrics of lengths and rewards
-are over everything that was sampled; what a turn logs beside them (steps, verdicts, F1) is of the chosen groups.
+Takes batches of responses, each to the same number of problems; returns one batch of that size. Metrics are averaged
+over all batches. Only what is trained on, and what is sampled after it, is of the chosen groups alone.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ def _indices(items: Sequence, problems: Sequence[Problem]) -> list[list[int]]:
 
 
 def _choose(same: Sequence[Responses], problems: Sequence[Sequence[Problem]], chosen: Chosen) -> Responses:
-    """The responses to the chosen problems; `same`: those of a call in each batch."""
+    """The responses to the chosen problems; `same`: one call's responses in each batch."""
     of_parents = [_indices(one.parents, own) for one, own in zip(same, problems, strict=True)]
     of_records = [_indices(one.records, own) for one, own in zip(same, problems, strict=True)]
 

@@ -58,7 +58,7 @@ class Method(NamedTuple):
 
     @property
     def stage_one_kind(self) -> str:
-        """What makes its stage 1 another one than that of the other arms; empty: nothing."""
+        """What distinguishes its stage 1 from the one that other arms share; empty: nothing."""
         further = [prompt.name for role in ROLES for prompt in self.further_prompts(role)]
         return ",".join([*["one_policy"] * self.arm.is_one_policy, *further])
 

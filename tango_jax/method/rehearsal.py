@@ -28,7 +28,7 @@ from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import Fields, Prompt
 
 MADE_UP = Problem("made up", "What is 1 + 1?", "2", size=1)
-# Kinds of responses, of which those to a prompt are in turn: to all alike, and mixed as in a real turn.
+# The kinds that responses take by turns: all alike, and mixed as in a real turn.
 SCENARIOS = {"right": ("right",), "wrong": ("wrong",), "mixed": ("right", "wrong", "empty", "wrong", "right"),
              "empty": ("empty",)}  # fmt: skip
 WRONG_ANSWER = "made up"
@@ -154,6 +154,7 @@ class _MadeUp:
 
     def __init__(self, config: ConfigDict, task: Task, kinds: tuple[str, ...]):
         self._config, self._task, self._kinds = config, task, kinds
+        self._solutions: dict[tuple[Problem, str], Solution] = {}  # parsed once for all samples of a problem
 
     def respond(self, prompt: Prompt, parents: Sequence, samples: int, _: tuple) -> Responses:
         for is_plain in (False, True):
@@ -185,8 +186,11 @@ class _MadeUp:
         most, task = self._config[role].max_response, self._task
         if role == "generator":
             problem = problem_of(owner)
-            text, ends = _solution_text(problem.answer if kind == "right" else WRONG_ANSWER, kind, task.min_steps, most)
-            return make_solution(task, problem, text, ends, is_correct=kind == "right")
+            if (problem, kind) not in self._solutions:
+                answer = problem.answer if kind == "right" else WRONG_ANSWER
+                text, ends = _solution_text(answer, kind, task.min_steps, most)
+                self._solutions[problem, kind] = make_solution(task, problem, text, ends, is_correct=kind == "right")
+            return self._solutions[problem, kind]
         steps = owner.steps if isinstance(owner, Solution) else getattr(owner, "blocks", ())
         return _verification(kind, len(steps), getattr(owner, "format_score", 1.0), most)
 

@@ -44,7 +44,7 @@ def solve_twice(t: Turn) -> Lesson:
 
 
 def second_try_reward(t: Turn, tries: Responses) -> Rewards:
-    """The generator's, of both tries: that of `rewards.graded`, and for the second one the improvement as well,
+    """The generator's reward of both tries: as in `rewards.graded`, and for the second one also the improvement,
 
         r_2 = outcome(y_2) + improvement_weight (right(y_2) - right(y_1))
 
@@ -111,7 +111,7 @@ def judge_without_labels(t: Turn) -> Lesson:
 
 
 def majority_labelled(t: Turn, solutions: Responses) -> tuple[Responses, dict[str, float]]:
-    """A solution is right if its answer is that of most samples of its problem (TTRL, arXiv 2504.16084).
+    """A solution is right if its answer is the most frequent one of its problem (TTRL, arXiv 2504.16084).
 
     Answers are counted by their text, the first of several as frequent; all that the task's comparison finds equal to
     the most frequent one are right, and none is where no sample has an answer.

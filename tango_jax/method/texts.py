@@ -33,8 +33,8 @@ def build_prompts(policy: Policy, prompt: Prompt, parents: Sequence) -> tuple[li
 def read_responses(
     prompt: Prompt, task: Task, tokenizer: Tokenizer, owners: Sequence, rollout: Rollout
 ) -> tuple[list[Solution] | list[Verification], dict[str, float]]:
-    """Decode, parse and grade this process's responses, of which `owners` has the parent of each. The records do not
-    know their parents yet: those are not to be sent between processes (`with_parents`).
+    """Decode, parse and grade this process's responses; `owners` has the parent of each. The records do not hold their
+    parents yet, which are not sent between processes (`with_parents`).
 
     Returns:
         The records, and counts to be summed over processes.

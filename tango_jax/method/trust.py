@@ -29,7 +29,7 @@ from tango_jax.rl.schedule import Place, alpha_of
 
 # Per turn, of the counts of the generator's turns and of the verifier's: about the last seven, and five, count.
 DECAY, PRACTICE_DECAY = 0.85, 0.8
-PRIOR = 24.0  # the verifier's turns count for as much as this many steps of right solutions in the generator's turns
+PRIOR = 24.0  # weight of the verifier's turns, as a number of steps of right solutions in the generator's turns
 # At least this many right and wrong solutions of a turn are judged for the measure, where there are as many: fewer if
 # the step rewards of fewer solutions depend on it.
 RIGHT_JUDGED, WRONG_JUDGED = 8, 16
@@ -141,8 +141,8 @@ def solve(t: Turn) -> Lesson:
 
 
 def remembering(judge: Callable[[Turn], Lesson]) -> Callable[[Turn], Lesson]:
-    """A verifier's turn after which its judgements count in the measure: those of all that were sampled, since dynamic
-    sampling leaves out verifications that agree with each other, which are most of a good verifier's."""
+    """A verifier's turn after which its judgements count in the measure. All that were sampled count: dynamic sampling
+    leaves out verifications that agree with each other, as most of a good verifier's do."""
 
     @functools.wraps(judge)
     def judge_and_remember(t: Turn) -> Lesson:
@@ -159,7 +159,7 @@ def remembering(judge: Callable[[Turn], Lesson]) -> Callable[[Turn], Lesson]:
 
 
 def warmup_metrics(rl: ConfigDict, place: Place, memory: Memory) -> dict[str, float]:
-    """Of a warm-up that may end sooner: trust by the verifier's own turns, of which the one at `place` is the last."""
+    """In a warm-up that may end early: the trust measured on the verifier's turns up to this one."""
     if place.phase != "warmup" or not rl.warmup_until:
         return {}
     return {"verifier/warmup_trust": trust_of(Evidence(*memory.evidence).practised_rates(), rl.trust)}

@@ -223,7 +223,7 @@ class Turn:
         return new
 
     def with_own_reward(self, responses: Responses, reward: Rewards) -> Rewards:
-        """The rewards, and that of the function `config.ROLE.reward` for each response, if there is one."""
+        """The rewards, plus what the function `config.ROLE.reward` gives each response, if it is set."""
         self.adds_own_reward = True
         if self._own_reward is None:
             return reward
@@ -263,8 +263,8 @@ def _nothing(prompt: Prompt, samples: int) -> Responses:
 
 
 def joined(parts: Sequence[Responses], most_prompts: int) -> Responses:
-    """The responses to several calls as one batch to train on, in which each has a prompt of its own; those to one
-    problem are compared with each other.
+    """The responses to several calls as one batch to train on. Each keeps its prompt; responses to one problem form a
+    group.
 
     `most_prompts`: the most responses that there can be in any turn, which the update is compiled for.
     """

@@ -17,7 +17,7 @@ class Shares(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """The shares that times are predicted with, and those of the slowest and the quickest measurement."""
+    """The shares that times are predicted with: the likely ones, and the lowest and highest measured."""
 
     likely: Shares = Shares()
     quick: Shares = Shares()
@@ -51,7 +51,7 @@ LOST_BY_HOSTS = -0.067
 
 
 def reached(name: str, hosts: int) -> Reached:
-    """The shares of a target on so many hosts."""
+    """The shares of a target on a number of hosts."""
     generation = GENERATIONS.get(name, OTHER_GPUS)
     measured = MEASURED[generation]
     lost = 1.0 if generation.startswith(("tpu", "cpu")) else hosts**LOST_BY_HOSTS

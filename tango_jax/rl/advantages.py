@@ -4,7 +4,7 @@ Stage: after rewards, before the update; NumPy on the host, float64 inside and f
 x M samples, prompt-major, so a group is M = `group_size` neighbouring rows. The rows are always those of the whole
 batch: with several hosts, each of them gathers it and computes the same advantages.
 
-Normalisation comes before blending: outcome and step advantages are each normalised on their own.
+Outcome and step advantages are each normalised alone; a turn's terms are then added up (method/lesson.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -164,16 +164,6 @@ def reinforce_pp_step_BT(
     has_steps_B1 = is_step_end_BT.any(axis=1, keepdims=True)
     whitened_BT = whiten_BT(reward_to_go_BT(step_reward_BT), is_action_BT)
     return (whitened_BT * has_steps_B1).astype(np.float32)
-
-
-def blend(adv_out_BT: np.ndarray, adv_step_BT: np.ndarray, alpha: float | np.ndarray) -> np.ndarray:
-    """A = (1 - alpha) A_out + alpha A_step (arXiv 2505.15034), float32 [B, T]; both already normalised. `alpha` is one
-    number in [0, 1], or float [B], one for each row."""
-    chex.assert_rank([adv_out_BT, adv_step_BT], 2)
-    chex.assert_equal_shape([adv_out_BT, adv_step_BT])
-    assert np.all((0.0 <= np.asarray(alpha)) & (np.asarray(alpha) <= 1.0)), f"alpha is {alpha}"
-    alpha = alpha[:, None] if np.ndim(alpha) else alpha
-    return ((1.0 - alpha) * adv_out_BT.astype(np.float64) + alpha * adv_step_BT.astype(np.float64)).astype(np.float32)
 
 
 def average_over_verifications(adv_steps: Sequence[np.ndarray]) -> np.ndarray:

@@ -46,10 +46,6 @@ class Algorithm(NamedTuple):
     formula: str = ""
     compares_groups_alone: bool = False
 
-    def has_signal_P(self, reward_B: np.ndarray, group_size: int) -> np.ndarray:
-        """Whether responses of a group have an advantage by these rewards, bool [P]."""
-        return self.has_signal_fn(reward_B.reshape(-1, group_size))
-
 
 def _on_actions(adv_B: np.ndarray, is_action_BT: np.ndarray) -> np.ndarray:
     chex.assert_equal_shape_prefix([adv_B, is_action_BT], 1)

@@ -1,6 +1,6 @@
 """Packing: whole sequences (prompt + response, with their per-token numbers) into rows of fixed length.
 
-Stage: after the credit, whose advantages are packed, and before score and update. Several sequences share a row, told
+Stage: after a turn has returned its lesson, before score and update. Several sequences share a row, told
 apart by segment ids, so that little padding is computed. Where prompts are shared, a row holds responses of one prompt
 only and the prompt stands beside the rows, computed once for all of them. How sequences are packed changes no result:
 weights are fixed before.

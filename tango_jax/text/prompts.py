@@ -7,6 +7,7 @@ brings more.
 
 import dataclasses
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tango_jax.records import Problem, Solution, Verification, problem_of
@@ -94,8 +95,8 @@ SECOND_TRY = Prompt("second_try", "generator", _second_try, stream="second_solut
 SECOND_JUDGEMENT = Prompt("second_judgement", "verifier", _second_judgement)
 # For scoring alone, never for sampling: it shows the gold answer.
 INFORMED = Prompt("informed", "verifier", _judge_informed)
-OWN = {"generator": SOLVE, "verifier": JUDGE}
-PROMPTS = {prompt.name: prompt for prompt in (SOLVE, JUDGE, SECOND_TRY, SECOND_JUDGEMENT, INFORMED)}
+OWN = MappingProxyType({"generator": SOLVE, "verifier": JUDGE})
+PROMPTS = MappingProxyType({one.name: one for one in (SOLVE, JUDGE, SECOND_TRY, SECOND_JUDGEMENT, INFORMED)})
 
 
 def solution_of(problem: Problem, text: str, num_steps: int = 0) -> Solution:

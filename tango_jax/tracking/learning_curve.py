@@ -159,7 +159,7 @@ class Pairs(NamedTuple):
         return list(self.arms[0])
 
     def difference(self, measure_fn: Callable[[Curve], float] = mean_accuracy) -> Estimate:
-        """A measure of the first arm minus that of the second."""
+        """A measure of the first arm minus the same of the second."""
         return difference(*(measured(curves, measure_fn) for curves in self.arms[:2]))
 
     def gap_share(self) -> Estimate:

@@ -20,8 +20,7 @@ MEANS_OF_UPDATES = ("loss", "grad_norm")
 
 
 def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[str, float]:
-    """All metrics of a turn: those of its responses, of the agreement of verdicts with grades, of dynamic sampling, of
-    the lesson and of the updates.
+    """All metrics of a turn: of its responses, verdicts, dynamic sampling, lesson and updates.
 
     Numbers of steps, and verdicts in the verifier's turns, are of everything that was sampled: what dynamic sampling
     chooses by its rewards would hide that all verdicts agree. Verdicts in a generator's turn are under `verifier/live_`

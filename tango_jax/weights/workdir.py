@@ -1,7 +1,6 @@
 """Opening of a run's policies, from its settings or from its workdir with whatever it has trained so far."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import jax
@@ -13,6 +12,7 @@ from tango_jax.models.lora import freeze, init_adapters, merge
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import with_base
 from tango_jax.runtime.checkpoint import peek_meta, read_state
+from tango_jax.runtime.checks import read_json_object
 from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.sharding.layouts import param_shardings, with_shardings
@@ -167,10 +167,8 @@ def has_one_policy(workdir: Path) -> bool:
     """Whether one policy has both roles in the run of a workdir: by its settings, or by the record of its arm."""
     if read_config(workdir).verifier.adapter == "generator":
         return True
-    try:
-        stored = json.loads((workdir / "provenance.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
+    path = workdir / "provenance.json"
+    stored = read_json_object(path, "restore it") if path.is_file() else {}
     return bool((stored.get("arm") or {}).get("is_one_policy", False))
 
 

@@ -181,13 +181,6 @@ def test_rows_must_split_into_groups():
         advantages.rloo_step_BT(STEP_REWARD_BT, IS_STEP_END_BT, IS_ACTION_BT, group_size=3, step_scale=1.0)
 
 
-def test_blend():
-    # 0.9 * 1 + 0.1 * (-2) = 0.7;  0.9 * (-1) + 0 = -0.9
-    blended_BT = advantages.blend(np.array([[1.0, -1.0]]), np.array([[-2.0, 0.0]]), alpha=0.1)
-    np.testing.assert_allclose(blended_BT, [[0.7, -0.9]], rtol=1e-6)
-    assert blended_BT.dtype == np.float32
-
-
 def test_average_over_verifications():
     mean_BT = advantages.average_over_verifications([np.array([[1.0, 2.0]]), np.array([[0.0, -4.0]])])
     np.testing.assert_array_equal(mean_BT, [[0.5, -1.0]])

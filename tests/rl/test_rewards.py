@@ -96,6 +96,6 @@ def test_misshapen_input_is_refused():
 def test_a_signal_is_an_outcome_advantage(algorithm, rewards, group_size, expected):
     reward_B, is_action_BT = np.array(rewards, np.float32), np.ones((len(rewards), 2), bool)
     found = algorithm_of(algorithm)
-    assert found.has_signal_P(reward_B, group_size).tolist() == expected
+    assert found.has_signal_fn(reward_B.reshape(-1, group_size)).tolist() == expected
     adv_BT = found.outcome_fn(reward_B, is_action_BT, group_size, default_config().generator.loss)
     assert (adv_BT != 0).any(axis=1).reshape(-1, group_size).any(axis=1).tolist() == expected
