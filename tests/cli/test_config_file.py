@@ -12,7 +12,7 @@ from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.defaults import default_config
 from tango_jax.method import tango
 from tango_jax.rl import rewards
-from tango_jax.text import templates
+from tango_jax.tasks import registry
 
 HEAD = "from ml_collections import ConfigDict, config_dict\nfrom tango_jax.config import default_config\n"
 
@@ -69,7 +69,7 @@ FILES = {
 @pytest.mark.parametrize("module, name, change", [
     (tango, "solve", "setattr(tango, 'solve', len)"),
     (rewards, "VERDICTS", "setattr(rewards, 'VERDICTS', ())"),
-    (templates, "TEMPLATES['own']", "templates.TEMPLATES.update(own=len)"),
+    (registry, "SYNTHETIC['last_letter']", "registry.SYNTHETIC.update(last_letter=len)"),
 ])  # fmt: skip
 def test_a_config_file_replaces_nothing_in_the_package(
     tmp_path, monkeypatch, top, made, completed, module, name, change
@@ -78,7 +78,7 @@ def test_a_config_file_replaces_nothing_in_the_package(
     file = tmp_path / "own.py"
     file.write_text(f"""{HEAD}from tango_jax.method import tango
 from tango_jax.rl import rewards
-from tango_jax.text import templates
+from tango_jax.tasks import registry
 {top.format(change)}
 def get_config():
     {made.format(change)}

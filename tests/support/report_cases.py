@@ -130,7 +130,7 @@ def make_turn(config, rng, place: Place, length: int, credit_fn=None, first=()) 
     adv_BT = advantages_of(lesson, role, config)
     if credit_fn:
         terms, adv_BT = credit_fn(lesson, action_mask(config[role], lesson.responses.rollout))
-        lesson = dataclasses.replace(lesson, terms=terms)
+        lesson = dataclasses.replace(lesson, terms=terms, step_rewards=())
     return TurnResult({}, {}, t.sampled, lesson, adv_BT, lesson.memory)
 
 
