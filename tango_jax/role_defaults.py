@@ -124,6 +124,11 @@ LOSS: Group = {
     "term": Key("", None, "FILE.py:name of a function whose loss per token is added (rl/loss_term.py). Empty: none."),
     "use_std": Key(True, None, "With grpo, divide by the standard deviation; False: subtract the mean only (Dr. "
                    "GRPO)."),
+    "step_norm": Key("elements", OneOf(("elements", "solutions", "minimum", "among_equals", "first_error")), "How step "
+                     "rewards become advantages: elements, as published, which favours few steps once most are "
+                     "approved; solutions, the share of approved steps; minimum, the worst step to come; among_equals, "
+                     "as solutions, right and wrong ones apart; first_error, the steps before the first rejected one "
+                     "(rl/step_norm.py)."),
     "step_scale": Key(10.0, NOT_NEGATIVE, "With rloo, the factor of step advantages."),
     "aggregation": Key("token_mean", OneOf(("token_mean", "seq_mean", "seq_sum_norm")), "How the losses of tokens "
                        "become one: the mean over tokens, the mean over sequences of their means, or sums of sequences "

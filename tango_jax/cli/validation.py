@@ -157,6 +157,11 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
             "compares the responses to a prompt, and rl.samples_per_prompt=1 leaves one: raise it to 2 or more, or set "
             f"{role}.loss.algorithm=reinforce_pp, which compares those of a batch",
         )
+        norm = config[role].loss.step_norm
+        mistakes.require(
+            norm == "elements" or algorithm in ALGORITHMS, f"{role}.loss.step_norm={norm} is a form of "
+            f"{', '.join(ALGORITHMS)}, and {role}.loss.algorithm={algorithm} has one of its own: set step_norm=elements",
+        )
     mistakes.require(
         arm.is_interleaved or "verifier" not in arm.turns or rl.warmup_steps > 0,
         f"arm={config.arm} trains the verifier in its warm-up alone, and rl.warmup_steps=0 leaves none: raise it, or "

@@ -3,7 +3,7 @@
 Rows are B = P prompts x M samples, prompt-major; T is the token axis of a response.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -87,10 +87,38 @@ def step_rewards(t: Turn, solutions: Responses, labels: Labels) -> StepRewards:
     return StepRewards(reward_BT, is_end_BT, of_steps)
 
 
-def step_metrics(rewards: Sequence[StepRewards], alpha: float | np.ndarray) -> dict[str, float]:
-    """What a turn logs of its step rewards, one for each verification of a solution, and of their weight."""
+def step_metrics(
+    rewards: Sequence[StepRewards], alpha: float | np.ndarray, steps_BT: np.ndarray, solutions: Responses
+) -> dict[str, float]:
+    """What a turn logs of its step rewards, one for each verification of a solution, of their weight, and of the step
+    advantages [B, T] that they give."""
+    ends_B = np.array([len(solution.step_ends) for solution in solutions])
+    has_steps_B = np.any([one.is_end_BT.any(axis=1) for one in rewards], axis=0)
+    correlation = step_count_corr(steps_BT[:, 0], ends_B, has_steps_B, solutions.groups())
+    approved = [value > 0 for one in rewards for steps in one.of_steps if steps for value in steps]
     return {
+        **({} if correlation is None else {"generator/step_count_corr": correlation}),
+        **({"generator/steps_approved": np.mean(approved)} if approved else {}),
         "generator/alpha": float(np.max(alpha)),
         "generator/reward/step": np.mean([one.reward_BT.sum(axis=1).mean() for one in rewards]),
         "generator/step_rewarded_share": np.mean([one.is_end_BT.any(axis=1).mean() for one in rewards]),
     }
+
+
+def step_count_corr(
+    adv_B: np.ndarray, count_B: np.ndarray, has_steps_B: np.ndarray, groups: Iterable[Sequence[int]]
+) -> float | None:
+    """How the step advantage at the first token follows the number of steps: their correlation within groups.
+
+    Both are taken from their group's mean, over solutions with step rewards, and the groups are pooled. The published
+    form has a bias towards few steps that shows here once most steps are approved (rl/step_norm.py). None where no
+    group has solutions of several counts, or of several advantages.
+    """
+    pairs = []
+    for group in groups:
+        rows = [row for row in group if has_steps_B[row]]
+        if rows:
+            pairs.append(np.stack([adv_B[rows] - adv_B[rows].mean(), count_B[rows] - count_B[rows].mean()]))
+    advantage, count = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0))
+    scale = np.sqrt((advantage @ advantage) * (count @ count))
+    return float(advantage @ count / scale) if scale > 1e-9 else None

@@ -7,6 +7,7 @@ and draw the same numbers at the same step.
 """
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +23,7 @@ from tango_jax.rl.algorithms import Algorithm
 from tango_jax.rl.own_reward import OwnReward
 from tango_jax.rl.packing import action_mask
 from tango_jax.rl.schedule import Place
+from tango_jax.rl.step_norm import ELEMENTS, step_advantage_BT
 from tango_jax.runtime.checks import require
 from tango_jax.runtime.user_code import UserFunction, is_user_code
 from tango_jax.tasks.task import STREAMS, Task
@@ -71,8 +73,13 @@ class Advantages:
         return self._by_group(self.algorithm.outcome_fn, responses, reward.reward_B)
 
     def step(self, rewards: StepRewards, responses: Responses) -> np.ndarray:
-        """The advantage of each token by the rewards of the steps. Raises ValueError, see `outcome`."""
-        return self._by_group(self.algorithm.step_fn, responses, rewards.reward_BT, rewards.is_end_BT)
+        """The advantage of each token by the rewards of the steps, in the form of `loss.step_norm`. Raises ValueError,
+        see `outcome`."""
+        if self.config.loss.step_norm == ELEMENTS:
+            return self._by_group(self.algorithm.step_fn, responses, rewards.reward_BT, rewards.is_end_BT)
+        form_fn = functools.partial(step_advantage_BT, self.config.loss.step_norm, self.config.loss.algorithm)
+        is_right_B = np.array([solution.is_right for solution in responses], bool)
+        return self._by_group(form_fn, responses, rewards.reward_BT, rewards.is_end_BT, is_right_B)
 
     def _by_group(self, equation: Callable[..., np.ndarray], responses: Responses, *rows: np.ndarray) -> np.ndarray:
         """An equation on groups of one size together, on groups of several sizes one by one."""

@@ -1,0 +1,145 @@
+"""Forms of the step advantage that weigh the quality of steps and not their number (`ROLE.loss.step_norm`).
+
+The published form ("elements") subtracts the mean of a group once a step and then sums what is still to come, so that
+a solution pays for each of its steps. With all steps approved, four solutions of 2 steps and four of 8 get +3.95 and
+-3.95 at their first token. The forms here give each solution
+one score, and compare the scores of a group.
+
+Rows are B = P prompts x M samples, prompt-major; T is the token axis. y is +1 at the end of an approved step and -1 at
+that of a rejected one, n the number of steps. Steps that end in the same token count as one, rejected if one of them
+is. A row without step rewards has no score: it is not compared, and its advantage is 0.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import chex
+import numpy as np
+
+from tango_jax.rl.advantages import GROUP_EPS, check_groups, reward_to_go_BT
+
+ELEMENTS = "elements"  # the published form: that of the algorithm (rl/algorithms.py)
+
+
+def solutions_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.ndarray:
+    """The share of approved steps. Each step gives (y - b) / n, and a token gets the sum of what is still to come.
+
+    The first token gets s - b with s = mean of y, whatever n is. A token after j of n steps gets (sum of the y to come
+    - (n - j) b) / n: the baseline is b times the share of the steps that are left. That share depends on n, which is
+    partly decided after the token, so that only the first token's baseline is free of what follows.
+
+    A share has a weakness that the published sum has too: right steps that do no work raise it.
+    """
+    value_T = np.zeros(y_T.shape, np.float64)
+    value_T[ends] = (y_T[ends] - baseline) / len(ends)
+    return reward_to_go_BT(value_T[None])[0]
+
+
+def minimum_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.ndarray:
+    """The worst step (after PURE, arXiv 2504.15275): a token gets the lowest y that is still to come, minus b.
+
+    Neither few nor trivial steps raise it. Tokens after the last step get 0.
+    """
+    value_T = np.zeros(y_T.shape, np.float64)
+    lowest, first = np.minimum.accumulate(y_T[ends][::-1])[::-1], 0
+    for end, low in zip(ends, lowest, strict=True):
+        value_T[first : end + 1] = low - baseline
+        first = end + 1
+    return value_T
+
+
+def first_error_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.ndarray:
+    """The steps before the first rejected one (after VPPO, arXiv 2601.18984).
+
+    Tokens before the first rejected step get the share of the steps that lie before it, minus b, at least 0; the step
+    itself gets -1, and later tokens 0. Without a rejected step all of them get 1 - b. What follows an error is neither
+    praised nor blamed.
+    """
+    value_T = np.zeros(y_T.shape, np.float64)
+    rejected = np.flatnonzero(y_T[ends] < 0)
+    right = int(rejected[0]) if rejected.size else len(ends)
+    start = int(ends[right - 1]) + 1 if right else 0
+    value_T[:start] = max(right / len(ends) - baseline, 0.0)
+    if rejected.size:
+        value_T[start : int(ends[right]) + 1] = -1.0
+    return value_T
+
+
+def mean_score(y: np.ndarray) -> float:
+    return float(y.mean())
+
+
+def lowest_score(y: np.ndarray) -> float:
+    return float(y.min())
+
+
+def prefix_score(y: np.ndarray) -> float:
+    """The share of the steps before the first rejected one."""
+    rejected = np.flatnonzero(y < 0)
+    return (float(rejected[0]) if rejected.size else len(y)) / len(y)
+
+
+# name -> (the score of a solution, what its tokens get by it)
+FORMS: Mapping[str, tuple[Callable[[np.ndarray], float], Callable[..., np.ndarray]]] = MappingProxyType({
+    "solutions": (mean_score, solutions_form),
+    "among_equals": (mean_score, solutions_form),
+    "minimum": (lowest_score, minimum_form),
+    "first_error": (prefix_score, first_error_form),
+})  # fmt: skip
+
+
+def standard_baseline(scores: np.ndarray, use_std: bool) -> tuple[np.ndarray, float]:
+    """GRPO: the mean of the scores, and their deviation (ddof=1). One score alone has the mean 0 and the deviation 1.
+
+    Scores that are all equal compare nothing: their deviation is infinite, so that all advantages are exactly 0. (With
+    a deviation of 0 the later tokens of solutions with one rejected step each would get millions.)
+    """
+    if len(scores) == 1:
+        return np.zeros(1), 1.0 + GROUP_EPS if use_std else 1.0
+    if np.ptp(scores) < 1e-9:
+        return scores.copy(), np.inf
+    return np.full(len(scores), scores.mean()), (scores.std(ddof=1) + GROUP_EPS) if use_std else 1.0
+
+
+def leave_one_out_baseline(scores: np.ndarray, step_scale: float) -> tuple[np.ndarray, float]:
+    """RLOO: the mean of the other scores, times step_scale; 0 for one alone, nothing where all are equal."""
+    if len(scores) == 1:
+        return np.zeros(1), 1.0 / step_scale if step_scale else np.inf
+    if np.ptp(scores) < 1e-9 or not step_scale:
+        return scores.copy(), np.inf
+    return (scores.sum() - scores) / (len(scores) - 1), 1.0 / step_scale
+
+
+def step_advantage_BT(
+    form: str, algorithm: str, step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_right_B: np.ndarray,
+    is_action_BT: np.ndarray, group_size: int, loss: Any,
+) -> np.ndarray:
+    """The step advantage of a form of FORMS under an algorithm, float32 [B, T].
+
+    grpo compares the scores of a group by mean and deviation, rloo each with the mean of the others, reinforce_pp as
+    grpo does, with the whole batch as one group. `among_equals` compares right solutions with right ones and wrong
+    ones with wrong ones (after PAPO, arXiv 2603.26535, and PROGRS, arXiv 2604.02341): no step reward makes a wrong
+    solution better than a right one.
+    """
+    chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
+    check_groups(len(step_reward_BT), group_size)
+    score_of, form_fn = FORMS[form]
+    y_BT = np.where(is_step_end_BT, np.where(step_reward_BT > 0, 1.0, -1.0), 0.0)
+    ends_B = [np.flatnonzero(row) for row in is_step_end_BT]
+    adv_BT = np.zeros(step_reward_BT.shape, np.float64)
+    size = len(y_BT) if algorithm == "reinforce_pp" else group_size
+    for start in range(0, len(y_BT), size):
+        with_steps = [row for row in range(start, start + size) if ends_B[row].size]
+        by_outcome = [[row for row in with_steps if is_right_B[row] == right] for right in (True, False)]
+        for rows in by_outcome if form == "among_equals" else [with_steps]:
+            if not rows:
+                continue
+            scores = np.array([score_of(y_BT[row, ends_B[row]]) for row in rows])
+            if algorithm == "rloo":
+                baselines, scale = leave_one_out_baseline(scores, loss.step_scale)
+            else:
+                baselines, scale = standard_baseline(scores, loss.use_std)
+            for row, baseline in zip(rows, baselines, strict=True):
+                adv_BT[row] = form_fn(y_BT[row], ends_B[row], baseline) / scale
+    return (adv_BT * is_action_BT).astype(np.float32)
