@@ -160,7 +160,7 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
         norm = config[role].loss.step_norm
         mistakes.require(
             norm == "elements" or algorithm in ALGORITHMS, f"{role}.loss.step_norm={norm} is a form of "
-            f"{', '.join(ALGORITHMS)}, and {role}.loss.algorithm={algorithm} has one of its own: set step_norm=elements",
+            f"{', '.join(ALGORITHMS)}, and {role}.loss.algorithm={algorithm} has another: set step_norm=elements",
         )
     mistakes.require(
         arm.is_interleaved or "verifier" not in arm.turns or rl.warmup_steps > 0,

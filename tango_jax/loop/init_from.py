@@ -92,11 +92,13 @@ def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: di
                          "in a new workdir, or raise the gate")
 
 
-def what_it_lacks(config: ConfigDict, role: str, source: str) -> str:
-    """The end of a line: the prompts of this run's method that the stage 1 of another has no examples of; or empty."""
+def what_it_lacks(config: ConfigDict, roles: Sequence[str], source: str) -> str:
+    """The end of a line: the prompts of this run's method for a policy of these roles that the stage 1 of another run
+    has no examples of; or empty."""
     theirs = (read_provenance(Path(source).expanduser()).get("arm") or {}).get("further_prompts")
-    ours = {prompt.name for prompt in load_method(config).further_prompts(role)}
-    missing = ours - set(theirs.get(role, ())) if theirs is not None else ()
+    method = load_method(config)
+    ours = {prompt.name for role in roles for prompt in method.further_prompts(role)}
+    missing = ours - {name for role in roles for name in theirs.get(role, ())} if theirs is not None else ()
     return f", which has no examples of {', '.join(sorted(missing))}" if missing else ""
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
+from tango_jax.config import ROLES
 from tango_jax.loop.imitation import heldout_batch, sft_batch, sft_pairs
 from tango_jax.loop.init_from import check_stage_one, passes_gate, sft_directory, what_it_lacks
 from tango_jax.models.lora import is_adapter_tree, split
@@ -98,7 +99,7 @@ def run_stage_one(
             ended[role], base_of[role] = restored.state, restored.meta.get("made_from", {}).get("base", "")
             if role == "verifier" or not policy.is_shared:
                 whose = "the policy of both roles" if policy.is_shared else f"the {role}"
-                lacking = what_it_lacks(config, role, init_from)
+                lacking = what_it_lacks(config, ROLES if policy.is_shared else (role,), init_from)
                 console.log(f"{whose} starts from step {restored.step} of the stage 1 in {init_from}{lacking}")
         elif sft.steps:
             base = _base_of(policy, bases) if policy.trains_adapters else {}

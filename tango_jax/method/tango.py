@@ -36,14 +36,16 @@ def judge(t: Turn) -> Lesson:
 
 
 def class_balanced(t: Turn, judged: Responses, reward: Rewards) -> Lesson:
-    """What the verifier learns from rewarded verifications."""
+    """What the verifier learns from rewarded verifications. Classes are counted over those that it is trained on,
+    since the weights are theirs."""
     is_right_B = right_B(judged.owners)
     counts = update_label_counts(np.array(t.memory.label_counts), is_right_B, t.rl.label_count_decay)
     # A weight of advantages, not of rewards: all verifications in a group judge solutions of one class, and dividing by
     # the group's deviation would take the weight out again.
     weight_B = class_weights_B(counts, is_right_B)
     terms = {"outcome, by the weight of its class": (weight_B, t.algorithm.outcome(reward, judged))}
-    metrics = {"verifier/solutions_correct": np.mean([solution.is_correct for solution in judged.owners]),
+    sampled = [solution.is_correct for one in t.everything(judged.name) for solution in one.owners]
+    metrics = {"verifier/solutions_correct": np.mean(sampled),
                "verifier/label_count_incorrect": counts[0], "verifier/label_count_correct": counts[1]}
     return Lesson(judged, reward, terms, metrics, t.memory.replace(label_counts=tuple(map(float, counts))))
 

@@ -152,15 +152,20 @@ class Turn:
         """
         prompt, parents = prompt or OWN[role], list(parents)
         require(prompt.role == role, f"t.sample({role!r}, ..., prompt={prompt.name}): that is a {prompt.role}'s prompt")
-        number = self._numbers[prompt.name, self._batch]
-        self._numbers[prompt.name, self._batch] += 1
-        self._note((prompt.name, number), Call(prompt, len(parents), samples, at_most))
-        path = (prompt.stream or prompt.name, self.role, self.place.role_step, self._batch, *(number,) * (number > 0))
+        self._note((prompt.name, self._number("name", prompt.name)), Call(prompt, len(parents), samples, at_most))
+        stream = prompt.stream or prompt.name  # prompts of one stream are numbered together: no two calls share a key
+        number = self._number("stream", stream)
+        path = (stream, self.role, self.place.role_step, self._batch, *(number,) * (number > 0))
         said = self._work.respond(prompt, parents, samples, path) if parents else _nothing(prompt, samples)
         said = said.replace(most_prompts=at_most or None)
         self.sampled.append(said)
         self._everything.append(said)
         return said
+
+    def _number(self, kind: str, name: str) -> int:
+        """How many calls of this batch came before with this name of a prompt, or of a stream."""
+        self._numbers[kind, name, self._batch] += 1
+        return self._numbers[kind, name, self._batch] - 1
 
     def _note(self, key: tuple[str, int], call: Call) -> None:
         self.calls[key] = max(self.calls.get(key, call), call, key=lambda one: one.prompts)
@@ -212,8 +217,16 @@ class Turn:
         return [one for one in self._everything if one.name == name]
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
-        """Log-probs of the sampled tokens by the reference policy of their role, to another prompt about the same
-        parents, float32 [B, T]; 0 off the actions, NaN in rows whose prompt has no room for its whole text."""
+        """Log-probs of the sampled tokens by the reference policy of the role that this turn trains, to another prompt
+        about the same parents, float32 [B, T]; 0 off the actions, NaN in rows whose prompt has no room for its whole
+        text.
+
+        Raises:
+            ValueError: the responses, or the prompt, are of the other role.
+        """
+        require(self.role == responses.role == prompt.role, f"t.reference_logps(responses of the {responses.role}, "
+                f"prompt={prompt.name} of the {prompt.role}) in a turn of the {self.role}: only the role that a turn "
+                "trains has its reference at hand")
         self.scored.append(Call(prompt, responses.most_prompts or len(responses.prompts), responses.group_size))
         return self._work.reference_logps(responses, prompt)
 

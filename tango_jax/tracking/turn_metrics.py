@@ -24,7 +24,7 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
 
     Numbers of steps, and verdicts in the verifier's turns, are of everything that was sampled: what dynamic sampling
     chooses by its rewards would hide that all verdicts agree. Verdicts in a generator's turn are under `verifier/live_`
-    where all solutions are judged, and under `verifier/judged_` where settings have a part of them judged.
+    where all solutions are judged, and under `verifier/judged_` where a part of them is.
 
     Raises:
         ValueError: two of them have a name in common.
@@ -39,10 +39,13 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
     # In a generator turn only the first of several verifications of a solution counts.
     records = [one for each in judged for one in each.records[:: 1 if t.role == "verifier" else each.group_size]]
     if records and all(isinstance(one.of, Solution) for one in records):
-        is_part = t.rl.dynamic_sampling > 0 or "generator/judged_share" in lesson.metrics
+        is_all = len(records) == sum(map(len, by_name.get("generator", [])))  # a turn of one's own may judge a part
+        is_part = t.rl.dynamic_sampling > 0 or "generator/judged_share" in lesson.metrics or not is_all
         prefix = "verifier/" if t.role == "verifier" else "verifier/judged_" if is_part else "verifier/live_"
         scores = verifier_scores([one.of for one in records], records)
         own |= {f"{prefix}{name}": value for name, value in scores.items()}
+        if prefix == "verifier/judged_":  # whose rates are to be read beside it, and not beside all solutions
+            own["verifier/judged_solutions_correct"] = np.mean([one.of.is_correct for one in records])
     metrics: dict[str, float] = {}
     of_responses = [over_batches([one.metrics for one in same]) for same in by_name.values()]
     for part in (*of_responses, own, t.metrics, lesson.reward.metrics, lesson.metrics, updates):

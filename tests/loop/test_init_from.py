@@ -132,16 +132,16 @@ def test_one_policy_does_not_start_from_two(source, tmp_path, old, here, is_refu
         check_init_from(config)
 
 
-@pytest.mark.parametrize("old, here, role, said", [
-    ("meta_judged", "taught_verifier", "verifier", ", which has no examples of informed"),
-    ("taught_verifier", "taught_verifier", "verifier", ""),
-    ("second_try", "grpo", "generator", ""),
-    ("self_verify", "second_try", "generator", ", which has no examples of second_try"),
-    ("", "second_try", "generator", ""),  # a run of another version, which has not stored what its stage 1 taught
+@pytest.mark.parametrize("old, here, roles, said", [
+    ("meta_judged", "taught_verifier", ["verifier"], ", which has no examples of informed"),
+    ("taught_verifier", "taught_verifier", ["verifier"], ""),
+    ("second_try", "grpo", ["generator"], ""),
+    ("self_verify", "second_try", ["generator", "verifier"], ", which has no examples of second_try"),
+    ("", "second_try", ["generator", "verifier"], ""),  # a run of another version, which has not stored what its stage 1 taught
 ])
-def test_a_stage_one_without_the_prompts_of_the_arm_says_so(tmp_path, old, here, role, said):
+def test_a_stage_one_without_the_prompts_of_the_arm_says_so(tmp_path, old, here, roles, said):
     store_arm(tmp_path, old)
-    assert what_it_lacks(load_config(TINY, [f"arm={here}"]), role, str(tmp_path)) == said
+    assert what_it_lacks(load_config(TINY, [f"arm={here}"]), roles, str(tmp_path)) == said
 
 
 def test_a_workdir_without_settings_goes_by_the_settings_here(source):

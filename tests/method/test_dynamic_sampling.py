@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from support.turns import responses_of, settings, solution, task_of, verification
+from tango_jax.method import tango
 from tango_jax.method.turn import Turn, joined
 from tango_jax.records import Memory, Problem, Responses, Rewards, Rollout, Term
 from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.schedule import Place
+from tango_jax.text.prompts import SOLVE
 
 P, M = 3, 2
 
@@ -180,3 +182,39 @@ def test_a_metric_that_some_batches_lack_is_of_those_that_have_it():
 
     _, reward = t.until_full(sample_batch)
     assert reward.metrics == {"own": 3.0}
+
+
+def test_prompts_of_one_stream_take_different_random_numbers():
+    paths = []
+
+    class Noted(Numbered):
+        def respond(self, prompt, parents, samples, path) -> Responses:
+            paths.append(path)
+            return super().respond(prompt, parents, samples, path)
+
+    config = settings(P, M)
+    t = Turn(config, task_of(), Place(0, "generator", "generator", 0), Memory(), ALGORITHMS["grpo"], Noted())
+    problems = t.problems()
+    for prompt in (SOLVE, dataclasses.replace(SOLVE, name="terse"), SOLVE):
+        t.sample("generator", problems, M, prompt=prompt)
+    assert len(set(paths)) == 3 and {path[0] for path in paths} == {SOLVE.stream}
+
+
+def test_the_share_of_right_solutions_is_of_all_that_were_sampled():
+    """Of three problems whose solutions are right, right and wrong, one has verdicts that differ and is trained on."""
+
+    class Judged(Numbered):
+        def respond(self, prompt, parents, samples, path) -> Responses:
+            if prompt.role == "generator":
+                records = [dataclasses.replace(solution(place < 2), problem=one) for place, one in enumerate(parents)]
+                return responses_of("generator", parents, 1, records)
+            records = [dataclasses.replace(verification(verdict), of=one) for one in parents
+                       for verdict in ("CORRECT", "CORRECT" if one.is_correct else "INCORRECT")]  # fmt: skip
+            return responses_of("verifier", parents, samples, records)
+
+    task = task_of()._replace(verifier_problem=lambda index: Problem(str(index), "", ""))
+    config = settings(P, M, dynamic_sampling=1)
+    t = Turn(config, task, Place(0, "verifier", "verifier", 0), Memory(), ALGORITHMS["grpo"], Judged())
+    lesson = tango.judge(t)
+    assert {one.of.is_correct for one in lesson.responses} == {True, False}  # one of two signals, and one to fill up
+    assert lesson.metrics["verifier/solutions_correct"] == pytest.approx(2 / 3)

@@ -273,6 +273,10 @@ MISTAKES = {
     "another role's prompt": (
         "from tango_jax.text.prompts import JUDGE\nsolutions = t.sample('generator', t.problems(), 2, prompt=JUDGE)\n",
         r"t\.sample\('generator', \.\.\., prompt=verifier\): that is a verifier's prompt"),
+    "the reference of the other role": (
+        "from tango_jax.text.prompts import INFORMED\n" + USUAL + "t.reference_logps(judged, INFORMED)\n"
+        "return taught(t, solutions, reward)",
+        r"t\.reference_logps\(responses of the verifier, prompt=informed of the verifier\) in a turn of the generator"),
     "an error of its own": (
         USUAL + "return taught(t, solutions, reward.rewards)", r"own\.py, line \d+: AttributeError:"),
 }  # fmt: skip
