@@ -137,7 +137,7 @@ def test_one_policy_does_not_start_from_two(source, tmp_path, old, here, is_refu
     ("taught_verifier", "taught_verifier", ["verifier"], ""),
     ("second_try", "grpo", ["generator"], ""),
     ("self_verify", "second_try", ["generator", "verifier"], ", which has no examples of second_try"),
-    ("", "second_try", ["generator", "verifier"], ""),  # a run of another version has not stored what its stage 1 taught
+    ("", "second_try", ["generator", "verifier"], ""),  # a run of another version
 ])
 def test_a_stage_one_without_the_prompts_of_the_arm_says_so(tmp_path, old, here, roles, said):
     store_arm(tmp_path, old)
