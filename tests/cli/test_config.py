@@ -155,6 +155,8 @@ MISTAKES = [
     ("rl.samples_per_prompt=1",
      r"generator\.loss\.algorithm=grpo compares the responses to a prompt, and rl\.samples_per_prompt=1 leaves one"),
     ("rl.samples_per_prompt=1 verifier.loss.algorithm=rloo", r"verifier\.loss\.algorithm=rloo compares .* raise it to"),
+    ("generator.loss.algorithm=own.py:mine generator.loss.step_norm=minimum",
+     r"step_norm=minimum is a form of grpo, .* generator\.loss\.algorithm=own\.py:mine has another"),
     ("task.name=sums", r"task\.name='sums' is not one of last_letter"),
     ("task.sft_words=(0,2)", r"task\.sft_words=\(0, 2\): 0 must be at least 1"),
     ("task.rl_letters=(3,2)", r"task\.rl_letters=\(3, 2\) must be \(low, high\) with 1 <= low <= high"),

@@ -80,7 +80,7 @@ def test_alpha_by_signal_follows_the_grades_whatever_else_is_in_the_reward(own, 
     solved = [of_text("x" * number, grade, number / 8) for number, grade in enumerate(grades)]
     t = turn_of(config, "generator", {"generator": solved, "verifier": [said("CORRECT")] * 8}, own_reward=own_fn)
     lesson = turn_fn(t)
-    assert algorithm_of(algorithm).has_signal_P(lesson.reward.reward_B, 2).all()
+    assert algorithm_of(algorithm).has_signal_fn(lesson.reward.reward_B.reshape(-1, 2)).all()
     assert lesson.metrics["generator/alpha"] == pytest.approx(0.1 + 0.4 * 3 / 4)
 
 

@@ -37,7 +37,8 @@ def test_the_generators_advantages_are_those_of_outcome_and_steps_each_normalise
     assert [one.of_steps for one in lesson.step_rewards] == [
         [(0.5, 0.5), (0.5, -0.5), (-0.5, -0.5), (-0.5, -0.5)], [(0.5, 0.5), (0.5, 0.5), (-0.5, -0.5), (0.5, 0.5)]]
     assert lesson.metrics == {"generator/alpha": 0.25, "generator/reward/step": pytest.approx(1 / 8),
-                              "generator/step_rewarded_share": 1.0}  # fmt: skip
+                              "generator/step_rewarded_share": 1.0,
+                              "generator/steps_approved": 9 / 16}  # fmt: skip
     assert lesson.memory is None
 
 
