@@ -93,7 +93,7 @@ def test_stage_one_is_planned_by_hand(tiny_plan):
     assert passes.tokens.total == config.sft.rows_per_micro_batch * length
     report = as_json(tiny_plan)
     stage = report["stage_one"]["generator"]
-    assert stage["steps"] == 6 and stage["hours"] == pytest.approx(6 * stage["seconds_of_a_step"] / 3600) > 0
+    assert stage["steps"] == 6 and stage["hours"] == 6 * stage["seconds_of_a_step"] / 3600 > 0
 
 
 def test_a_role_without_stage_one_has_none():
