@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# The first hour on a GPU or TPU: are its numbers right, how fast is it, is that what the plan expects. About ten minutes
-# on an accelerator, a few on a CPU, without a network once the environment is there. Arguments go to
-# `python -m tango_jax.bench --check`: `bash launch/check_device.sh --out=h100 --minutes=30`. What it finds is in
-# device_check/check.md, made to be pasted into an issue; a run that is cut off leaves what it had, and
-# `--only=models --out=models` does what the minutes did not reach.
+# Checks a GPU, TPU or CPU without a network, once the environment is there: are its numbers right, and how long does a
+# short run take. Arguments go to `python -m tango_jax.bench --check`: `bash launch/check_device.sh --out=h100
+# --minutes=30`. device_check/check.md can be pasted into an issue; a run that is cut off leaves what it had, and
+# `--only=quickstart --out=rest` does what the minutes did not reach.
 #
 # An NVIDIA GPU is found by nvidia-smi. On a TPU VM start it with TANGO_PLATFORM=tpu.
 set -euo pipefail

@@ -1,33 +1,21 @@
-"""Speed with random weights: of fixed reference shapes, or of a published model's sizes on this machine.
+"""Speed of fixed reference shapes on this machine, and a first check of a device.
 
     python -m tango_jax.bench [--json] [--only=R1,R2] [--runs=5]
-    python -m tango_jax.bench --model=qwen2_5_1_5b [--layers=4] [--config.generator.key=value ...] [--json]
-    python -m tango_jax.bench --check [--out=device_check] [--only=parity,models] [--minutes=10]
+    python -m tango_jax.bench --check [--out=device_check] [--only=parity,quickstart] [--minutes=10]
 
-Without --model, reference shapes: sampling, update, GRPO step, ragged sampling and Tango cycle of one small model.
-Model: 4 layers, D=256, 4 query and 2 key/value heads of 64, F=1024, V=512, tied head (4.07 M parameters), float32.
+The model has 4.07 M random parameters in float32: 4 layers, D=256, 4 query and 2 key/value heads of 64, F=1024, V=512.
     R1  sample: 64 rows = 8 prompts x 8 samples, prompt 64, 128 new tokens each. New tokens per second.
     R2  update: forward, backward and AdamW on 64 x (64 + 128) tokens, clipped policy loss, no reference. Seconds.
     R3  GRPO step: R1, a trivial reward, reference log-probs (k3 KL), update. Seconds.
     R4  ragged sample: R1 with stopping lengths from a fixed heavy-tailed list, mean 128, longest 512. Useful tokens per
         second, and their share of R1's rate.
     R5  Tango cycle: 3 generator steps and 1 verifier step at R1's sizes (verifier: prompt 256, response 128). Seconds.
-Figures are medians after warm-up. The machine's own rates (float32 matmul, memory read) stand beside them.
+Figures are medians after warm-up. The machine's rates (float32 matmul, memory read) are printed with them.
 
-With --model, the phases of a turn; nothing is downloaded.
-    prefill, decode      sampling: the prompts' pass, and all tokens after the first
-    score                log-probs of a packed batch
-    update, optimizer    gradients of the same batch and the optimizer's step; the step alone
-Each in seconds, beside what a plan predicts for this device, tokens per second, and FLOP/s of a device as a share of
-its data sheet's, on a CPU of a measured rate. Batches follow from the device's memory, as with own_problems. Every
-setting of the generator can be given: --config.generator.max_response=256, --config.generator.row_buckets=(64,),
---config.generator.model.lora.rank=32, --config.generator.model.decode_attention=auto.
-
-With --check, the first hour on a new device, in about ten minutes and without a network: devices and versions; whether
-attention, sampler, int8 and adapters compute in bfloat16 what float32 does; a short quickstart; the phases of three
-models (on a CPU of a small one), of all parameters and of adapters, measured and predicted. Each step is a process of
-its own: one that fails is a line of the table. check.md and check.json in --out are written anew after every row; the
-first is made to be pasted into an issue. Exit code 1 if a step failed or a difference is larger than allowed.
+--check tests a new device without a network: devices and versions; whether attention, sampler, int8 and adapters
+compute in bfloat16 what float32 does; the seconds of a short quickstart. Each step is a process, and one that fails is
+a line of the table. check.md and check.json in --out are written anew after every row; paste check.md into an issue.
+Exit code 1 if a step failed or a difference is larger than allowed.
 """
 
 import argparse
@@ -46,8 +34,8 @@ from tango_jax.cli.ranges import check_options
 from tango_jax.cli.session import configure
 from tango_jax.config import default_config, role_config
 from tango_jax.models.transformer import ModelConfig, init_params
-from tango_jax.planning.bench_phases import PHASES, BenchOptions, bench_phases, describe_sizes, open_bench, phase_line
-from tango_jax.planning.device_check import KINDS, MARKDOWN_NAME, SIZES, CheckOptions, check_device, exit_code
+from tango_jax.planning.device_check import KINDS, MARKDOWN_NAME, check_device, exit_code
+from tango_jax.planning.device_steps import SIZES
 from tango_jax.records import Rollout
 from tango_jax.rl import advantages, losses
 from tango_jax.rl.optimizer import make_optimizer
@@ -57,17 +45,10 @@ from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_u
 from tango_jax.runtime import rng
 from tango_jax.runtime.checks import cut, folder_to_write
 from tango_jax.runtime.failures import ends_in_one_line
-from tango_jax.runtime.keys import COUNT, Range
-from tango_jax.runtime.machine import (
-    describe_machine,
-    device_memory,
-    machine_rates,
-    median_seconds,
-    medians_of_alternating_runs,
-)
+from tango_jax.runtime.keys import Range
+from tango_jax.runtime.machine import describe_machine, machine_rates, median_seconds, medians_of_alternating_runs
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.sampler import SampleRequest, make_sampler
-from tango_jax.weights.presets import short_names
 
 MODEL = ModelConfig(
     vocab_size=512,
@@ -83,9 +64,10 @@ MODEL = ModelConfig(
 P, M, PROMPT, NEW, VERIFIER_PROMPT, LONGEST = 8, 8, 64, 128, 256, 512
 NEVER = MODEL.vocab_size + 7  # a stop id that no token has
 ROW_BUCKETS = (2, 3, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64)
-RANGES = {"runs": Range(1, 10_000), "minutes": Range(0.01, 10_000.0), "layers": COUNT}
-# Options of --check and their defaults.
-CHECK_OPTIONS = {"out": "device_check", "size": "", "minutes": 10.0}
+RANGES = {"runs": Range(1, 10_000), "minutes": Range(0.01, 10_000.0)}
+# Options of either use of the command, and their defaults.
+OPTIONS = {"runs": 5}
+CHECK_OPTIONS = {"out": "device_check", "size": "full", "minutes": 10.0}
 BENCHES = ("R1", "R2", "R3", "R4", "R5")
 
 
@@ -93,14 +75,8 @@ def heavy_tailed_lengths() -> np.ndarray:
     """64 stopping lengths, mean 128, longest 512: quantiles of a log-normal, in a fixed shuffled order."""
     normal = statistics.NormalDist()
     z = np.array([normal.inv_cdf((i + 0.5) / (P * M)) for i in range(P * M)])
-    low, high = 1.0, 512.0
-    for _ in range(60):  # the scale whose clipped quantiles have mean 128
-        scale = (low + high) / 2
-        lengths = np.clip(np.round(scale * np.exp(0.9 * z)), 1, LONGEST)
-        lengths[-1] = LONGEST
-        low, high = (scale, high) if lengths.mean() < NEW else (low, scale)
-    lengths = lengths.astype(np.int32)
-    lengths[np.argmin(np.abs(lengths - NEW))] += P * M * NEW - lengths.sum()  # rounding, so that the mean is exact
+    lengths = np.clip(np.round(89.8325 * np.exp(0.9 * z)), 1, LONGEST).astype(np.int32)  # a scale with mean 128
+    lengths[-1] = LONGEST
     return np.random.default_rng(0).permutation(lengths)
 
 
@@ -197,92 +173,64 @@ def run(names: tuple[str, ...], runs: int) -> dict:
 
 def show(report: dict) -> None:
     """Print the figures for people."""
-    print(
-        f"machine: {describe_machine()}, {report['machine']['matmul_gflops']:.0f} GFLOP/s float32 matmul, "
-        f"{report['machine']['read_gb_s']:.1f} GB/s read"
-    )
-    for name in BENCHES:
-        if name in report:
-            print(
-                f"{name}: "
-                + ", ".join(
-                    f"{key} {value:,.3g}" if value < 100 else f"{key} {value:,.0f}"
-                    for key, value in report[name].items()
-                )
-            )
+    rates = report["machine"]
+    print(f"machine: {describe_machine()}, {rates['matmul_gflops']:.0f} GFLOP/s float32 matmul, "
+          f"{rates['read_gb_s']:.1f} GB/s read")  # fmt: skip
+    for name in filter(report.get, BENCHES):
+        figures = (f"{key} {value:,.3g}" if value < 100 else f"{key} {value:,.0f}"
+                   for key, value in report[name].items())  # fmt: skip
+        print(f"{name}: {', '.join(figures)}")
     sys.stdout.flush()
-
-
-def run_model(options: argparse.Namespace, names: tuple[str, ...], overrides: list[str]) -> None:
-    """Time the phases of --model and print them: each as it is done, and with --json one object at the end."""
-    # With --json, what happens meanwhile is told on standard error: a run that is cut off leaves its figures there.
-    log = functools.partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
-    memory = device_memory()
-    opened = open_bench(BenchOptions(options.model, options.layers or 0, overrides), memory)
-    log(describe_sizes(opened))
-    report = bench_phases(opened, names, options.runs, memory, lambda *found: log(phase_line(*found)))
-    if options.json:
-        print(json.dumps({"model": {"name": options.model} | report.pop("model")} | report), flush=True)
 
 
 def run_check(options: argparse.Namespace, kinds: tuple[str, ...]) -> int:
     """Check the device, and return the exit code."""
-    given = {name: default if getattr(options, name) is None else getattr(options, name)
-             for name, default in CHECK_OPTIONS.items()}  # fmt: skip
-    out = folder_to_write("--out", given["out"])
-    report = check_device(CheckOptions(out, kinds, given["size"], given["minutes"], options.runs),
-                          functools.partial(print, flush=True))  # fmt: skip
-    print(f"written: {out / MARKDOWN_NAME}, made to be pasted into an issue, and the same as JSON")
+    out = folder_to_write("--out", options.out)
+    log_fn = functools.partial(print, flush=True)
+    report = check_device(out, kinds, options.size, options.minutes, log_fn)
+    print(f"written: {out / MARKDOWN_NAME}, which can be pasted into an issue, and the same as JSON")
     return exit_code(report)
 
 
-def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[str, ...], list[str]]:
-    """The options, the names of what is to be timed, and settings of --model's generator. Raises ValueError on a
-    mistake."""
+def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[str, ...]]:
+    """The options, and the names of what is run. Raises ValueError on a mistake."""
     parser = Parser("bench", __doc__)
     parser.add_flag("--json", "print one JSON object on standard output and nothing else")
-    parser.add_flag("--check", "check this device: its numbers, its speed, and both against the plan")
-    parser.add_argument("--only", help=f"comma-separated, such as R1,R2; with --model, of {','.join(PHASES)}; with "
-                        f"--check, of {','.join(KINDS)}")
-    parser.add_argument("--runs", type=int, default=5, help="timed runs of each (median is reported)")
-    parser.add_argument("--model", metavar="NAME", help=f"{', '.join(short_names())}, or a folder with a config.json")
-    parser.add_argument("--layers", metavar="N", type=int, help="with --model: layers, to cut its depth; default: all")
+    parser.add_flag("--check", "check this device: whether its numbers are right, and the seconds of a short run")
+    parser.add_argument("--only", help=f"comma-separated, such as R1,R2; with --check, of {','.join(KINDS)}")
+    parser.add_argument("--runs", type=int, help=f"timed runs of each; their median is printed; default: "
+                        f"{OPTIONS['runs']}")
     group = parser.add_argument_group("options of --check")
     group.add_argument("--out", metavar="DIR", help=f"folder of the report; default: {CHECK_OPTIONS['out']}")
-    group.add_argument("--size", choices=tuple(SIZES), help="how much is done; default: device for a GPU or TPU, else "
-                       "cpu; tiny is for tests")
+    group.add_argument("--size", choices=tuple(SIZES), help="default: full; tiny is for tests")
     group.add_argument("--minutes", metavar="N", type=float, help="after which no step goes on; default: "
                        f"{CHECK_OPTIONS['minutes']:g}")
-    options, overrides = parser.parse_overrides(argv)
-    parser.refuse_others(options)
-    if options.model is None and (options.layers is not None or overrides):
-        word = "--layers" if options.layers is not None else f"--config.{cut(overrides[0])}"
-        raise ValueError(f"{word} goes with --model, and the reference shapes are fixed: name a model, or leave it out")
-    of_check = [name for name in CHECK_OPTIONS if getattr(options, name) is not None]
-    if of_check and not options.check:
-        raise ValueError(f"--{of_check[0]} is an option of --check: add it, or leave this out")
-    if options.check and (options.model is not None or options.json):
-        raise ValueError(f"--check chooses its models and writes its files itself: leave out "
-                         f"--{'json' if options.model is None else 'model'}")
-    known = KINDS if options.check else BENCHES if options.model is None else PHASES
+    options = parser.parse_args(argv)
+    if options.check and options.json:
+        raise ValueError("--check writes its files itself: leave out --json")
+    used, unused = (CHECK_OPTIONS, OPTIONS) if options.check else (OPTIONS, CHECK_OPTIONS)
+    for name in unused:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} does not go with --check: leave one of them out" if options.check else
+                             f"--{name} is an option of --check: add it, or leave this out")
+    for name, default in used.items():
+        setattr(options, name, default if getattr(options, name) is None else getattr(options, name))
+    known = KINDS if options.check else BENCHES
     names = known if options.only is None else tuple(options.only.split(","))
     if not set(names) <= set(known):
         raise ValueError(f"--only={cut(options.only)}: choose from {', '.join(known)}, separated by commas")
-    check_options(options, {name: allowed for name, allowed in RANGES.items() if getattr(options, name) is not None})
-    return options, names, overrides
+    check_options(options, {name: allowed for name, allowed in RANGES.items() if name in used})
+    return options, names
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with these arguments, by default those of the process."""
     with ends_in_one_line():
-        options, names, overrides = parse_options(argv)
+        options, names = parse_options(argv)
         if options.check:  # its steps open the device
             sys.exit(run_check(options, names))
         if warning := configure(default_config()):
             print(warning, file=sys.stderr)
-        if options.model is not None:
-            run_model(options, names, overrides)
-            return
         report = run(names, options.runs)
         if options.json:
             print(json.dumps(report), flush=True)

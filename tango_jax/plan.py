@@ -1,25 +1,27 @@
-"""What a run needs, before a machine is rented: memory of each device, bytes sent, FLOPs, and a guess at the time.
+"""Plans a run before a machine is rented: memory of each device, and predicted times.
 
     python -m tango_jax.plan --config=qwen2_5_math_7b --target=a100-80gb:32 [--json]
 
-compiles the run's own jitted functions for the target from shapes alone: no weights, no hub, no accelerator. What
-own_problems fits to the machine, it fits to the target. A checkpoint is a folder, a .gguf file, a workdir, or a hub id
-whose sizes are known (weights/presets.py). Compiling needs the target's compiler, which is a package:
-jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cudnn-cu12 for GPUs, libtpu for TPUs, in the release of the installed jax.
-Without it, virtual CPU devices stand in, and memory is roughly right only.
+compiles the run's jitted functions for the target from shapes alone, without weights, hub or accelerator. own_problems
+is fitted to the target. A checkpoint is a folder, a .gguf file, a workdir, or a hub id whose sizes are known
+(weights/presets.py). The target's compiler is a package in the release of the installed jax: jax-cuda12-plugin,
+jax-cuda12-pjrt and nvidia-cudnn-cu12 for GPUs, libtpu for TPUs. Without it, virtual CPU devices stand in, and memory is
+only roughly right.
 
-Without a configuration, --target=l4:1 lists which published models the target has room for, trained in full and with
-adapters, and how long a turn takes: by arithmetic, in half a minute.
+Without a configuration, --target=l4:1 lists which published models fit, trained in full and with adapters, and how long
+a turn takes, in half a minute.
 
-Times are intervals: the work over a data sheet's rates, with the shares of these that published measurements of such
-work have reached. --measured=RUN sets each phase of a finished run (its workdir) beside what is predicted for it.
+Times are intervals, from the quickest to the slowest published measurement of such work. --measured=RUN compares the
+phases of a finished run (its workdir) with what is predicted for it.
 
 Exit code 0, also where the run does not fit (`fits` says so); 2 for a mistake.
 """
 
+import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
@@ -38,13 +40,14 @@ from tango_jax.runtime.console import Console
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.keys import SHARE_ABOVE_ZERO
 
+Answer = tuple[Any, Callable[[Console], None]]  # for --json, and what prints it for people
 RANGES = {
     "filled": SHARE_ABOVE_ZERO._replace(why=": it is the mean length of prompts and responses, as a share of the limit")
 }
 
 
 def parse_options(argv: Sequence[str] | None) -> tuple[PlanOptions | None, str, bool]:
-    """What to plan, or else the run to look back on; and whether to print JSON. Raises ValueError on a mistake."""
+    """What to plan, or else the run of --measured; and whether to print JSON. Raises ValueError on a mistake."""
     usage = ("%(prog)s --config=FILE[:arg] [--config.key=value ...] --target=NAME[:DEVICES] [--per-process=N] "
              "[--filled=SHARE] [--json] | --measured=RUN [--json]")
     parser = Parser("plan", __doc__, usage)
@@ -91,43 +94,35 @@ def main(argv: Sequence[str] | None = None) -> None:
         options, workdir, is_json = parse_options(argv)
         console = Console(enabled=not is_json)
         if workdir:
-            answer_measured(workdir, is_json, console)
+            answer, show_fn = answer_measured(workdir)
         elif options.config is None:
-            answer_models(options, console)
+            answer, show_fn = answer_models(options)
         else:
-            answer_plan(options, console)
+            answer, show_fn = answer_plan(options, console)
+        if is_json:
+            print(json.dumps(answer), flush=True)
+        else:
+            show_fn(console)
 
 
-def answer_plan(options: PlanOptions, console: Console) -> None:
-    """Print the plan of a configuration."""
+def answer_plan(options: PlanOptions, console: Console) -> Answer:
     for note in options.config.notes.splitlines():
         console.log(note)
     plan = make_plan(options, console)
-    if options.is_json:
-        print(json.dumps(as_json(plan)), flush=True)
-    else:
-        show(plan, console)
+    return as_json(plan), functools.partial(show, plan)
 
 
-def answer_measured(workdir: str, is_json: bool, console: Console) -> None:
-    """Print a run's phases, predicted and measured."""
+def answer_measured(workdir: str) -> Answer:
     run = open_run(workdir)
     found = beside(run)
-    if is_json:
-        print(json.dumps({"target": run.target, "devices": run.devices, "phases": [one._asdict() for one in found]}),
-              flush=True)
-    else:
-        show_beside(run, found, console)
+    report = {"target": run.target, "devices": run.devices, "phases": [one._asdict() for one in found]}
+    return report, functools.partial(show_beside, run, found)
 
 
-def answer_models(options: PlanOptions, console: Console) -> None:
-    """Print which models the target has room for."""
+def answer_models(options: PlanOptions) -> Answer:
     machine = machine_of(options.target.name, options.devices, options.per_process)
     found = which_models(options.target, machine, options.filled)
-    if options.is_json:
-        print(json.dumps([fit._asdict() for fit in found]), flush=True)
-    else:
-        show_models(found, options.target, machine, console)
+    return [fit._asdict() for fit in found], functools.partial(show_models, found, options.target, machine)
 
 
 if __name__ == "__main__":

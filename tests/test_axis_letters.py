@@ -122,7 +122,7 @@ def test_the_list_of_jits_names_every_file_that_has_one():
     # Those measure a machine, and are no part of a run.
     found = {str(path.relative_to(PACKAGE)) for path, tree in TREES.items() if uses_jit(tree)}
     listed = {name for _, places, _ in table("jitted", JITS) for name in re.findall(r"`([\w/]+\.py)`", places)}
-    measuring = {"bench.py", "runtime/machine.py", "planning/bench_phases.py", "planning/device_parity.py"}
+    measuring = {"bench.py", "runtime/machine.py", "planning/device_parity.py"}
     assert found - measuring == listed
     assert not any("import jit" in path.read_text() for path in TREES)
 

@@ -1,8 +1,4 @@
-"""What to change where a plan does not fit, in numbers.
-
-In: the phases' memory and what a device has. Out: one line for each phase that is too large, and for each change that
-helps. Stage: the end of `plan`.
-"""
+"""What to change where a plan does not fit, in numbers."""
 
 from tango_jax.planning.job import Job, SizedPolicy
 from tango_jax.planning.memory import Phase
@@ -10,7 +6,7 @@ from tango_jax.planning.targets import GIB, Target
 
 
 def advice(job: Job, phases: list[Phase], target: Target) -> list[str]:
-    """Nothing where everything fits."""
+    """A line for each phase that is too large and for each change that helps; none where everything fits."""
     lines, available = [], target.memory
     for phase in phases:
         if phase.error:

@@ -1,20 +1,15 @@
-"""What a function must compute and read, by arithmetic alone: FLOPs of the matrix products, and bytes of memory.
+"""FLOPs of the matrix products and bytes read from memory, per device, by arithmetic.
 
-In: a model and the tokens of one micro-batch of a shard. Out: numbers per device. `plan` takes FLOPs from here because
-XLA counts the body of a loop once; `bench` divides them by measured seconds.
-
-FLOPs. A product of [n, a] and [a, b] is 2nab. With t devices of a tensor group, per device and token:
+A product of [n, a] and [a, b] is 2nab FLOPs. Per token, on one of t devices of a tensor group:
     layer      2 D E (H + 2K) + 2 H E D + 6 D F, over t
     head       2 D V, over t where it divides V
-    attention  4 H E per query-key pair, over t; without a kernel, which skips what is above the diagonal, all pairs of
-               a block of queries with the keys up to its end, masked or not. Layers with a window are counted as if
-               they had none, here and in the cache, of which they keep every column
-A backward pass costs twice its forward pass, or once where a matrix is frozen; adapters are products of their own. What
-remat computes again: with `full` a layer but for its last product, whose result nothing asks for; with `dots`
-attention; and the head, where log-probs are made in chunks.
+    attention  4 H E per query-key pair, over t. Without a kernel all pairs of a block of queries with the keys up to
+               its end are computed. Layers with a window are counted as if they had none, in the cache too
+A backward pass costs twice its forward pass, or once where a matrix is frozen. remat=full computes a layer again except
+its last product, remat=dots only attention; the head is computed again where log-probs are made in chunks.
 
-Memory. Counted is what cannot stay on the chip: weights once a pass in the dtype of their use, the cache, gradients and
-the optimizer's state. Activations and logits are not.
+Bytes are weights once a pass in the dtype of their use, the cache, gradients and the optimizer's state. Activations and
+logits are not counted.
 """
 
 import math
@@ -83,19 +78,19 @@ def head_flops(model: ModelConfig, tokens: float) -> float:
 
 
 def num_parameters(model: ModelConfig) -> int:
-    """Parameters of a model, but for norms and biases."""
+    """Parameters without norms and biases."""
     D, F, H, K, E = model.width, model.mlp_width, model.num_heads, model.num_kv_heads, model.head_dim
     embeddings = model.vocab_size * D * (1 if model.tied_head else 2)
     return embeddings + model.num_layers * (2 * D * E * (H + K) + 3 * D * F)
 
 
 def num_trained(model: ModelConfig) -> int:
-    """Parameters that are trained: those of the adapters, if it has any."""
+    """Trained parameters: those of the adapters, if there are any."""
     return int(adapter_flops(model, 1) / 2) if model.lora else num_parameters(model)
 
 
 class Flops(NamedTuple):
-    """FLOPs of a device, apart by the type that the products are made in."""
+    """FLOPs of a device."""
 
     layers: float  # compute_dtype
     head: float  # head_dtype
@@ -103,10 +98,6 @@ class Flops(NamedTuple):
     @property
     def total(self) -> float:
         return self.layers + self.head
-
-    def seconds(self, layers: float, head: float) -> float:
-        """At these rates, in FLOPs per second."""
-        return self.layers / layers + self.head / head
 
 
 def score_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str) -> Flops:
@@ -143,20 +134,18 @@ def prefill_flops(model: ModelConfig, prompts: float, length: int, tensor: int, 
 
 
 def weight_bytes(model: ModelConfig, tensor: int) -> float:
-    """The matrices that a pass over the model reads, in the dtype of their use; not the embedding, of which it looks up
-    a few rows."""
+    """The matrices that a pass reads, in the dtype of their use, without the embedding."""
     # A token takes a product and a sum for each weight.
     layers = layer_flops(model, 1, 0) / 2
     return _itemsize(model.compute_dtype) * layers / tensor + head_bytes(model, tensor)
 
 
 def head_bytes(model: ModelConfig, tensor: int) -> float:
-    """Of these, the head's."""
     return _itemsize(model.head_dtype) * head_flops(model, 1) / 2 / head_parts(model, tensor)
 
 
 def sampling_weight_bytes(model: ModelConfig, tensor: int) -> float:
-    """The same in the layout of sampling, whose matrices may be int8 with a float32 scale for each output."""
+    """Of the layout of sampling, whose matrices may be int8 with a float32 scale for each output."""
     size = weight_bytes(model, tensor)
     if not model.sample_weight_dtype:
         return size
@@ -168,7 +157,7 @@ def sampling_weight_bytes(model: ModelConfig, tensor: int) -> float:
 
 
 def cached_token_bytes(model: ModelConfig, tensor: int) -> float:
-    """Keys and values of one token; in int8, each head of either with a float32 scale."""
+    """Keys and values of one token; in int8, each head has a float32 scale."""
     of_head = model.head_dim * _itemsize(model.sample_cache_dtype or model.compute_dtype)
     of_head += 4 * bool(model.sample_cache_dtype)
     return 2 * model.num_layers * model.num_kv_heads * of_head / tensor
@@ -184,12 +173,8 @@ class StepPart(NamedTuple):
 def decode_parts(
     model: ModelConfig, prompts: float, prompt_length: float, rows: float, cache: float, tensor: int
 ) -> tuple[StepPart, ...]:
-    """The matrices of the layers, attention to the cache, and the head: together what a step of `rows` rows
-    reads and computes, which attend to the cache of `prompts` prompts and to `cache` new tokens of their own.
-
-    They are apart because each waits for the one before it. The cache is not read beside the products of a matrix, and
-    no layer's weights are read beside those of the head.
-    """
+    """A step of `rows` rows: the layers' matrices, attention to the cache of `prompts` prompts and to `cache` new
+    tokens a row, and the head. Each part waits for the one before it."""
     flops = decode_flops(model, rows, prompt_length + cache, tensor)
     matrices = Flops(layer_flops(model, rows, 0) / tensor, 0.0)
     head = head_bytes(model, tensor)
@@ -203,8 +188,8 @@ def decode_parts(
 
 
 def optimizer_bytes(state: float, params: float) -> float:
-    """One optimizer step: the state, which is the parameters with both moments, read and written; the gradients, of the
-    size of `params`, read for their norm and for the step."""
+    """One optimizer step: parameters and moments (`state`) are read and written; gradients, of the size of `params`,
+    are read for their norm and for the step."""
     return 2 * state + 2 * params
 
 

@@ -1,8 +1,7 @@
-"""A first check of a device: are its numbers right, how fast is it, and is that what the plan expects.
+"""Checks a device: whether its numbers are right, and how long a short run takes (`bench --check`).
 
-In: a folder, and how much to do. Out: check.json and check.md in it, written anew after every row. Stage: `bench
---check`, which launch/check_device.sh runs. Each step is a process of its own (device_steps.py), and this one touches
-no device: a step that fails, hangs or takes its process down is a line of the table, and the next one begins anew.
+Writes check.json and check.md anew after every row. Each step is a process (device_steps.py), and this one touches no
+device: a step that fails, hangs or is killed is a line of the table, and the next one starts afresh.
 """
 
 import datetime
@@ -14,12 +13,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import tango_jax
-from tango_jax.planning.device_steps import SIZES
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.console import format_seconds
@@ -27,7 +25,9 @@ from tango_jax.runtime.failures import FAILED, INTERRUPTED, leave
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.runtime.termination import PARENT_VARIABLE
 
-KINDS = ("devices", "parity", "quickstart", "models")  # of steps
+TITLES = {"devices": "devices and versions", "parity": "parity of attention, sampler, int8 and adapters",
+          "quickstart": "the quickstart, shortened"}  # fmt: skip
+KINDS = tuple(TITLES)  # of steps
 JSON_NAME, MARKDOWN_NAME = "check.json", "check.md"
 WAITING, RUNNING, DONE, ERROR, CUT = "not begun", "running", "done", "failed", "cut off"
 
@@ -40,84 +40,49 @@ class Step(NamedTuple):
     command: tuple[str, ...]
 
 
-class CheckOptions(NamedTuple):
-    """What the command line says."""
-
-    out: Path
-    kinds: tuple[str, ...]
-    size: str  # empty: by the platform
-    minutes: float  # after which no step goes on
-    runs: int
+def steps_of(size: str) -> list[Step]:
+    return [Step(kind, title, (sys.executable, "-m", "tango_jax.planning.device_steps", kind, size))
+            for kind, title in TITLES.items()]  # fmt: skip
 
 
-def own_step(kind: str, title: str, *arguments: object) -> Step:
-    """A step of device_steps.py."""
-    return Step(kind, title, (sys.executable, "-m", "tango_jax.planning.device_steps", *map(str, arguments)))
-
-
-def later_steps(size: str, runs: int) -> list[Step]:
-    """What follows the devices, the most telling first."""
-    steps = [own_step("parity", "parity of attention, sampler, int8 and adapters", "parity", size),
-             own_step("quickstart", "the quickstart, shortened", "quickstart", size)]  # fmt: skip
-    for rank in (0, SIZES[size].parity.rank):
-        for timed in SIZES[size].models:
-            title = f"{timed.model}, {f'adapters of rank {rank}' if rank else 'all parameters'}"
-            steps.append(own_step("models", title, "model", size, timed.model, rank, runs))
-    return steps
-
-
-def check_device(options: CheckOptions, log_fn: Callable[[str], None] = print) -> dict:
-    """Run the steps and return the report, which is then in the folder as well.
-
-    The devices are always asked, since sizes follow from them. On Ctrl-C the step that runs is ended, and the command
-    with it; what was measured is there.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
+def check_device(
+    out: Path, kinds: Sequence[str], size: str, minutes: float, log_fn: Callable[[str], None] = print
+) -> dict:
+    """Run the steps of these kinds, for at most so many minutes; returns the report, which is also in `out`. The
+    devices are always listed. Ctrl-C ends the running step and the command."""
     began = time.monotonic()
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    report = {"began": now, "size": options.size, "minutes": options.minutes, "seconds": 0.0, "steps": []}
-
-    def add(steps: list[Step]) -> list[tuple[Step, dict]]:
-        """Each step with its entry in the report, which it has before it begins."""
-        pairs = [(step, {"kind": step.kind, "title": step.title, "status": WAITING, "seconds": 0.0, "error": "",
-                         "rows": []}) for step in steps if step.kind in ("devices", *options.kinds)]  # fmt: skip
-        report["steps"] += [entry for _, entry in pairs]
-        return pairs
+    steps = [step for step in steps_of(size) if step.kind in (KINDS[0], *kinds)]
+    entries = [{"kind": step.kind, "title": step.title, "status": WAITING, "seconds": 0.0, "error": "", "rows": []}
+               for step in steps]  # fmt: skip
+    report = {"began": now, "size": size, "minutes": minutes, "seconds": 0.0, "steps": entries}
 
     def write() -> None:
         report["seconds"] = time.monotonic() - began
-        write_json_atomic(options.out / JSON_NAME, report)
-        write_atomically(options.out / MARKDOWN_NAME, markdown(report))
+        write_json_atomic(out / JSON_NAME, report)
+        write_atomically(out / MARKDOWN_NAME, markdown(report))
 
-    waiting = add([own_step("devices", "devices and versions", "devices", "")])
-    waiting += add(later_steps(options.size, options.runs)) if options.size else []
-    while waiting:
-        (step, entry), left = waiting.pop(0), 60 * options.minutes - (time.monotonic() - began)
+    for step, entry in zip(steps, entries, strict=True):
+        left = 60 * minutes - (time.monotonic() - began)
         log_fn(f"[{time.monotonic() - began:.0f} s] {step.title} ...")
         if left > 0:
             _run(step, entry, left, write)
         else:
-            entry["error"] = f"the {options.minutes:g} minutes of --minutes were over"
-        if not report["size"]:
-            platforms = [row["which"] for row in entry["rows"] if row["what"] == "platform"]
-            report["size"] = "device" if platforms and platforms != ["cpu"] else "cpu"
-            waiting += add(later_steps(report["size"], options.runs))
+            entry["error"] = f"the {minutes:g} minutes of --minutes were over"
         write()
         log_fn(f"[{time.monotonic() - began:.0f} s] {outcome(entry)}")
     return report
 
 
 def _run(step: Step, entry: dict, limit_s: float, write_fn: Callable[[], None]) -> None:
-    """Run one step for at most so long; its rows, and how it ended, come into the entry."""
+    """Run one step for at most `limit_s` seconds; its rows, and how it ended, go into the entry."""
     began, is_over = time.monotonic(), threading.Event()
     entry["status"] = RUNNING
     write_fn()
     paths = [str(Path(tango_jax.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": os.pathsep.join(paths)}
     with tempfile.TemporaryFile() as log:
-        # A session of its own, which Ctrl-C does not reach and which is ended as a whole: a run has workers.
+        # A new session, which Ctrl-C does not reach and which is ended as a whole: a run has workers.
         process = subprocess.Popen(step.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
                                    text=True, env=environment, start_new_session=True)  # fmt: skip
 
@@ -175,22 +140,19 @@ def _kill(process: subprocess.Popen) -> None:
 
 
 def exit_code(report: dict) -> int:
-    """0 where every step is done and every comparison within what is allowed."""
+    """0 where every step is done and every difference is allowed."""
     rows = [row for step in report["steps"] for row in step["rows"]]
     is_good = all(step["status"] == DONE for step in report["steps"]) and not any("error" in row for row in rows)
     return 0 if is_good and all(row.get("within", True) for row in rows) else FAILED
 
 
-# ----------------------------------------------------------------------------------------------------------- the page
-
-
 def markdown(report: dict) -> str:
     """check.md, of a report that may be unfinished."""
-    size, steps = report["size"] or "not known yet", report["steps"]
+    steps = report["steps"]
     parts = [
         "# tango_jax: a first check of a device",
-        f"Begun {report['began']}, {format_seconds(report['seconds'])} in all; sizes: {size}. Seconds are medians. "
-        "Predicted is what a plan says (`tango_jax/planning/README.md`), of a CPU from its measured rates.",
+        f"Begun {report['began']}, {format_seconds(report['seconds'])} in all; sizes: {report['size']}. Seconds are "
+        "medians.",
         table([{"step": step["title"], "s": f"{step['seconds']:.0f}", "outcome": outcome(step)} for step in steps]),
     ]
     for step in steps:
@@ -212,7 +174,7 @@ def outcome(step: dict) -> str:
 
 
 def table(rows: list[dict]) -> str:
-    """A Markdown table with a column for every key; what stands in its cells can end neither cell nor line."""
+    """A Markdown table with a column for every key. No text can end a cell or a line."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [columns, ["---"] * len(columns), *([_cell(row.get(name)) for name in columns] for row in rows)]
     return "\n".join("| " + " | ".join(on_one_line(cell).replace("|", r"\|") for cell in line) + " |" for line in lines)

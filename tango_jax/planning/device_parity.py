@@ -1,12 +1,7 @@
-"""Whether the parts of a model compute on this device what they should: attention, sampler, int8 and adapters.
+"""Whether attention, sampler, int8 and adapters of a small random model compute on this device what they should.
 
-In: a small model. Out: one row for each comparison, a dict: the largest and the mean difference, and what is allowed.
-Stage: `bench --check`. What runs in bfloat16, by every implementation that the device has, is set against plain
-attention and the plain model in float32 on the same device, whose products are then made to all their bits; log-probs
-of the sampler are set against those of the trainer as well, whose gap a run's metrics watch. Weights are random.
-
-What is allowed is what the tests allow on a CPU: they are named. Of a gap in bfloat16 it is what the alarm of a run
-allows (tracking/alarm_rules.py).
+bfloat16, by every implementation that the device has, is compared with plain attention and the plain model in float32;
+log-probs of the sampler are compared with the trainer's.
 """
 
 import dataclasses
@@ -45,15 +40,14 @@ class Allowed(NamedTuple):
     largest: float
     mean: float
     unit: str  # nats, or shares of the largest number
-    source: str
 
 
-_OF_LARGEST = "of the largest number"
-ATTENTION = Allowed(2e-2, math.inf, _OF_LARGEST, "tests/models/test_attention.py")
-EXACT = Allowed(2e-4, math.inf, "nats", "tests/sampling/test_int8.py")
-INT8_CACHE = Allowed(0.5, 0.02, "nats", "tests/sampling/test_int8.py")
-INT8 = Allowed(0.5, 0.1, "nats", "tests/sampling/test_int8.py")
-GAP = Allowed(math.inf, Limits().logprob_gap, "nats", "tango_jax/tracking/alarm_rules.py")
+# As in tests/models/test_attention.py, tests/sampling/test_int8.py and a run's alarm.
+ATTENTION = Allowed(2e-2, math.inf, "of the largest number")
+EXACT = Allowed(2e-4, math.inf, "nats")
+INT8_CACHE = Allowed(0.5, 0.02, "nats")
+INT8 = Allowed(0.5, 0.1, "nats")
+GAP = Allowed(math.inf, Limits().logprob_gap, "nats")
 
 
 class ParitySizes(NamedTuple):
@@ -76,22 +70,20 @@ class Case(NamedTuple):
 
 
 def comparisons(sizes: ParitySizes) -> Iterator[dict]:
-    """All of them. One that fails, or that this device cannot run, is a row that says so."""
+    """A row for each; also for one that fails or that this device cannot run."""
     for case in cases(sizes):
         try:
             yield from case.run()
-        # Whatever a compiler or a kernel may raise: the others are asked all the same.
+        # Whatever a compiler or a kernel may raise: the others are still made.
         except Exception as error:
             yield {"what": case.name, "error": error_text(error)}
 
 
 def error_text(error: Exception) -> str:
-    """Kind and message of an error in one line of moderate length."""
     return cut(f"{type(error).__name__}: {describe(error)}", 300)
 
 
 def cases(sizes: ParitySizes) -> Iterator[Case]:
-    """In the order in which they are reported."""
     device, kernels = jax.local_devices()[0], []  # settings of the sampler that this device can run
     numerics = (device.platform, BFLOAT16["compute_dtype"], sizes.model.head_dim)
     for kind in ATTENTION_KINDS[1:]:
@@ -132,7 +124,7 @@ def left_out(name: str, error: ValueError) -> Case:
 
 
 def row(what: str, pairs: list[tuple[np.ndarray, np.ndarray]], allowed: Allowed) -> dict:
-    """A comparison of what was found with what was wanted: one pair of arrays, or several that count together."""
+    """A comparison of (found, wanted) arrays, which count together."""
     found = []
     for got, wanted in pairs:
         got, wanted = (np.asarray(x, np.float64).ravel() for x in (got, wanted))
@@ -142,10 +134,7 @@ def row(what: str, pairs: list[tuple[np.ndarray, np.ndarray]], allowed: Allowed)
     # As comparisons that NaN fails.
     is_within = largest <= allowed.largest and mean <= allowed.mean
     return {"what": what, "largest": largest, "mean": mean, "unit": allowed.unit, "allowed_largest": allowed.largest,
-            "allowed_mean": allowed.mean, "allowed_by": allowed.source, "within": is_within}  # fmt: skip
-
-
-# --------------------------------------------------------------------------------------------------------- attention
+            "allowed_mean": allowed.mean, "within": is_within}  # fmt: skip
 
 
 def attention_rows(name: str, kind: str, sizes: ParitySizes) -> Iterator[dict]:
@@ -177,12 +166,9 @@ def attention_rows(name: str, kind: str, sizes: ParitySizes) -> Iterator[dict]:
     yield row(f"{name}: gradients", pairs[1:], ATTENTION)
 
 
-# ----------------------------------------------------------------------------------------------- sampler and trainer
-
-
 def sampler_rows(name: str, model: ModelConfig, allowed: Allowed, sizes: ParitySizes) -> Iterator[dict]:
-    """Log-probs of the sampler against the trainer's of the same tokens, and the trainer's against the plain model's in
-    float32, without adapters: theirs are merged into it."""
+    """Log-probs of the sampler against the trainer's, and these against the plain model's in float32, into which
+    adapters are merged."""
     plain = dataclasses.replace(sizes.model, attention="xla")
     weights = random_weights(model, sizes)
     is_exact = model.compute_dtype == "float32"
@@ -194,7 +180,7 @@ def sampler_rows(name: str, model: ModelConfig, allowed: Allowed, sizes: ParityS
     scored, drawn = np.asarray(scored_NZRT)[is_action_NZRT], batch.sampler_logp_NZRT[is_action_NZRT]
     yield row(f"sampler against trainer, {name}", [(drawn, scored)], allowed)
     if model.sample_cache_dtype or model.sample_weight_dtype or model == plain:
-        return  # the trainer is one that was asked before, or the plain model itself
+        return  # this trainer was compared before, or is the plain model
     with jax.default_matmul_precision(HIGHEST):
         merged = jax.jit(functools.partial(lora.merge, model))(weights) if model.lora else weights
         wanted = np.asarray(make_score(plain, 1.0, 0)(merged, batch))[is_action_NZRT]
@@ -202,7 +188,7 @@ def sampler_rows(name: str, model: ModelConfig, allowed: Allowed, sizes: ParityS
 
 
 def random_weights(model: ModelConfig, sizes: ParitySizes) -> dict:
-    """Fresh parameters, and adapters that add a third to what the matrices give."""
+    """Fresh parameters, and adapters that change the matrices' results by a third."""
 
     def make(key: jax.Array) -> dict:
         params = init_params(sizes.model, key)
@@ -218,7 +204,7 @@ def random_weights(model: ModelConfig, sizes: ParitySizes) -> dict:
 
 
 def sampled(model: ModelConfig, weights: dict, sizes: ParitySizes) -> tuple[Rollout, list[list[int]]]:
-    """Responses of many lengths to prompts of many lengths, and the prompts. The cache grows on the way."""
+    """Responses and prompts of many lengths; the cache grows on the way."""
     rng, P, M = np.random.default_rng(3), sizes.prompts, sizes.samples
     lengths = [*rng.integers(1, sizes.prompt + 1, P - 1), sizes.prompt]
     prompts = [rng.integers(0, model.vocab_size, length).tolist() for length in lengths]
@@ -231,7 +217,7 @@ def sampled(model: ModelConfig, weights: dict, sizes: ParitySizes) -> tuple[Roll
 
 
 def packed(rollout: Rollout, prompts: list[list[int]], sizes: ParitySizes) -> Batch:
-    """The responses as an update gets them, beside prompts that they share."""
+    """The responses as an update gets them."""
     sequences = [
         TrainSequence(prompts[b // sizes.samples], tokens, np.ones(len(tokens), np.float32), 0.0, logps)
         for b, (tokens, logps) in enumerate(zip(rollout.tokens, rollout.logps, strict=True))

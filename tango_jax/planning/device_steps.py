@@ -1,14 +1,6 @@
-"""The steps of `bench --check`, each in a process of its own: whatever one does to the device, the next begins anew.
+"""The steps of a device check, each a process: `python -m tango_jax.planning.device_steps STEP SIZE`.
 
-    python -m tango_jax.planning.device_steps STEP SIZE ...
-
-is how device_check.py starts one. In: the names of the step and of its sizes. Out: on standard output one JSON object a
-line, as soon as it is known, and nothing else; an error's traceback goes to standard error. Steps:
-
-    devices                   what is here, by name and version
-    parity                    device_parity.py
-    quickstart                a short run of the quickstart's models, its seconds by phase
-    model NAME RANK RUNS      the phases of `bench --model`, of all parameters (rank 0) or of adapters
+Prints one JSON object a line on standard output, as soon as it is known; tracebacks go to standard error.
 """
 
 import contextlib
@@ -32,7 +24,6 @@ from tango_jax.config import default_config
 from tango_jax.loop.run import run_or_resume
 from tango_jax.models.attention import capability_of
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.planning.bench_phases import PHASES, BenchOptions, bench_phases, open_bench
 from tango_jax.planning.device_parity import ParitySizes, comparisons, error_text
 from tango_jax.planning.machines import GIB
 from tango_jax.planning.targets import target_name
@@ -58,40 +49,32 @@ class CheckSize(NamedTuple):
     parity: ParitySizes
     config: str  # a shipped one
     settings: dict[str, Any]  # that shorten it
-    models: tuple[BenchOptions, ...]
 
 
 def _small_model(**sizes: int) -> ModelConfig:
     return ModelConfig(num_heads=4, num_kv_heads=2, remat="none", attention="xla", **sizes)
 
 
-# A gate of stage 1 would end a run that is cut short.
-_SHORT = {"generator.sft.steps": 60, "verifier.sft.steps": 60, "generator.sft.max_heldout_loss": 0.0,
-          "verifier.sft.max_heldout_loss": 0.0, "rl.generator_steps": 12, "rl.warmup_steps": 3,
-          "eval.every": 12}  # fmt: skip
-_RESPONSE = ("generator.max_response=256",)
-# Heads of 128 numbers, which every kernel takes; lengths are multiples of what their pages need.
-_PARITY = ParitySizes(_small_model(vocab_size=4096, width=512, num_layers=2, head_dim=128, mlp_width=1024), prompts=4,
-                      samples=4, prompt=64, new=64, row=300, rank=32)  # fmt: skip
 SIZES = {
-    "device": CheckSize(_PARITY, "last_letter_mini", _SHORT, (
-        BenchOptions("qwen2_5_0_5b", overrides=_RESPONSE), BenchOptions("qwen2_5_1_5b", overrides=_RESPONSE),
-        BenchOptions("qwen2_5_7b", 7, _RESPONSE))),
-    "cpu": CheckSize(_PARITY._replace(row=150, prompt=32, new=32), "last_letter_mini", _SHORT, (
-        BenchOptions("smollm2_135m_instruct", 4),)),
+    # Heads of 128 numbers, which every kernel takes; lengths are multiples of what their pages need. A gate of stage 1
+    # would end a run that is cut short.
+    "full": CheckSize(
+        ParitySizes(_small_model(vocab_size=4096, width=512, num_layers=2, head_dim=128, mlp_width=1024), prompts=4,
+                    samples=4, prompt=64, new=64, row=300, rank=32),
+        "last_letter_mini",
+        {"generator.sft.steps": 60, "verifier.sft.steps": 60, "generator.sft.max_heldout_loss": 0.0,
+         "verifier.sft.max_heldout_loss": 0.0, "rl.generator_steps": 12, "rl.warmup_steps": 3, "eval.every": 12}),
     "tiny": CheckSize(
         ParitySizes(_small_model(vocab_size=128, width=32, num_layers=1, head_dim=8, mlp_width=64), prompts=2,
                     samples=2, prompt=16, new=8, row=40, rank=4),
-        "tiny", {"generator.sft.steps": 2, "verifier.sft.steps": 2, "rl.generator_steps": 1, "rl.warmup_steps": 1,
-                 "eval.every": 1, "eval.problems": 2, "eval.pool": 2, "generator.row_buckets": (8,),
-                 "verifier.row_buckets": (8,), "generator.cache_buckets": ()},
-        (BenchOptions("smollm2_135m_instruct", 1, ("generator.max_prompt=8", "generator.max_response=4",
-                                                   "generator.row_buckets=(4,)", "generator.rows_per_micro_batch=2"),
-                      vocab=1024),)),
+        "tiny",
+        {"generator.sft.steps": 2, "verifier.sft.steps": 2, "rl.generator_steps": 1, "rl.warmup_steps": 1,
+         "eval.every": 1, "eval.problems": 2, "eval.pool": 2, "generator.row_buckets": (8,),
+         "verifier.row_buckets": (8,), "generator.cache_buckets": ()}),
 }  # fmt: skip
 
 
-def devices(size: str, emit: Emit) -> None:
+def devices(size: CheckSize, emit: Emit) -> None:
     """Facts, one a row. Names of hosts are left out: the table is for others to read."""
     facts, device = process_facts(), jax.local_devices()[0]
     for name in ("hosts", "command", "time", "processes"):
@@ -110,14 +93,14 @@ def devices(size: str, emit: Emit) -> None:
             emit({"what": name, "which": str(value)})
 
 
-def parity(size: str, emit: Emit) -> None:
-    for found in comparisons(SIZES[size].parity):
+def parity(size: CheckSize, emit: Emit) -> None:
+    for found in comparisons(size.parity):
         emit(found)
 
 
-def quickstart(size: str, emit: Emit) -> None:
-    """A run from nothing in a folder that is removed: median seconds of a turn by phase."""
-    config, console = load_config(SIZES[size].config, SIZES[size].settings), Console(enabled=False)
+def quickstart(size: CheckSize, emit: Emit) -> None:
+    """A run in a temporary folder: median seconds of a turn by phase."""
+    config, console = load_config(size.config, size.settings), Console(enabled=False)
     validate(config)
     with tempfile.TemporaryDirectory() as folder, configured(config, console):
         workdir = Path(folder) / "run"
@@ -130,19 +113,10 @@ def quickstart(size: str, emit: Emit) -> None:
           "gap": summary["logprob_gap_max"]})  # fmt: skip
 
 
-def model(size: str, emit: Emit, name: str, rank: str, runs: str) -> None:
-    """The phases of `bench --model`, each a row as soon as it is timed."""
-    [options] = [each for each in SIZES[size].models if each.model == name]
-    options = options._replace(overrides=(*options.overrides, f"generator.model.lora.rank={rank}"))
-    memory = device_memory()
-    bench = open_bench(options, memory)
-    bench_phases(bench, PHASES, int(runs), memory, lambda phase, found: emit({"phase": phase} | found))
+STEPS = {step.__name__: step for step in (devices, parity, quickstart)}
 
 
-STEPS = {step.__name__: step for step in (devices, parity, quickstart, model)}
-
-
-def main(step: str, size: str, *arguments: str) -> int:
+def main(step: str, size: str) -> int:
     """Run a step; returns the exit code."""
     # Only rows go to standard output, whatever libraries print.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -157,7 +131,7 @@ def main(step: str, size: str, *arguments: str) -> int:
         with contextlib.redirect_stdout(sys.stderr):
             if warning := configure(default_config()):
                 print(warning)
-            STEPS[step](size, emit, *arguments)
+            STEPS[step](SIZES[size], emit)
     # The step ends here, and its parent has to hear why in one line.
     except Exception as error:
         traceback.print_exc()

@@ -1,10 +1,7 @@
-"""What a compiled function would say of itself, by arithmetic: memory of a device, and collectives.
+"""Memory and traffic of a run's functions by arithmetic, where nothing is compiled.
 
-In: a job, as shapes. Out: a `Program` for each of its functions. Stage: all predicted times; and memory where nothing
-is compiled, as in own_problems and `bench --model`, which choose sizes.
-
-What shapes tell is exact: states, weights, caches, gradients, saved activations. What a compiler needs for itself is
-rough: the arrays of one layer, the parameters that it gathers, a few copies of the logits.
+States, weights, caches, gradients and saved activations are exact. What a compiler needs for itself is rough: the
+arrays of one layer, the parameters that it gathers, a few copies of the logits.
 """
 
 import dataclasses
@@ -15,12 +12,17 @@ import numpy as np
 
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.costs import SKIPPING, MicroBatchShape, cached_token_bytes, head_parts, micro_batch_shape
-from tango_jax.planning.hlo import Collective
 from tango_jax.planning.job import Job, SizedPolicy, device_bytes
-from tango_jax.planning.machines import Machine
 from tango_jax.planning.memory import PHASES_OF, Phase, saved_activations
 from tango_jax.planning.programs import Program
-from tango_jax.planning.traffic import axis_members, dtype_widths, param_sizes, score_traffic, update_traffic
+from tango_jax.planning.traffic import (
+    Collective,
+    axis_members,
+    dtype_widths,
+    param_sizes,
+    score_traffic,
+    update_traffic,
+)
 from tango_jax.records import Batch
 from tango_jax.rl.score import is_chunked
 
@@ -28,34 +30,16 @@ LOGITS_FORWARD, LOGITS_BACKWARD = 3, 5  # arrays of the size of the logits that 
 
 
 def estimated_programs(job: Job, platform: str) -> dict[str, Program]:
-    """{"generator/update": Program, ...} of all functions, as if they had been compiled."""
+    """{"generator/update": Program, ...} of all functions."""
     return {name: program for role in job.policies
             for name, program in (training_estimates(job, role, platform) | sampling_estimates(job, role)).items()}
 
 
-def estimated_phases(job: Job, role: str, kind: str, platform: str) -> list[Phase]:
+def estimated_phases(job: Job, role: str, kind: str) -> list[Phase]:
     """The phases of a role's sampling or training (`kind`) with nothing compiled."""
+    platform = job.machine.platform
     programs = sampling_estimates(job, role) if kind == "sampling" else training_estimates(job, role, platform)
     return PHASES_OF[kind](job, programs, role)
-
-
-def rows_fit(job: Job, role: str, kind: str, machine: Machine) -> bool:
-    """Whether a role's sampling or training stays within the share of a device's memory that sizes are chosen for.
-
-    Laying out the weights is left out: fewer rows would not help it.
-    """
-    room = machine.scale.memory * machine.memory
-    return all(phase.peak <= room for phase in estimated_phases(job, role, kind, machine.platform)
-               if not phase.name.endswith("/reshard"))
-
-
-def halved(most: int, multiple: int) -> list[int]:
-    """`most` and what repeated halving makes of it, as multiples, the largest first."""
-    found = []
-    while most >= multiple:
-        found.append(most // multiple * multiple)
-        most //= 2
-    return found
 
 
 def training_estimates(job: Job, role: str, platform: str) -> dict[str, Program]:
@@ -130,8 +114,8 @@ def sampling_estimates(job: Job, role: str) -> dict[str, Program]:
 
 
 def layer_bytes(model: ModelConfig, tokens: float, pairs: float, tensor: int) -> float:
-    """Arrays of the forward pass of one layer: four of [tokens, D]; queries, keys and values, before and after they are
-    rotated, and what attention gives; three of [tokens, F]. Plain attention has its scores twice, in float32."""
+    """Arrays of one layer's forward pass: four of [tokens, D]; queries, keys and values, before and after rotation, and
+    attention's output; three of [tokens, F]. Plain attention has its scores twice, in float32."""
     D, F, H, K, E = model.width, model.mlp_width, model.num_heads, model.num_kv_heads, model.head_dim
     numbers = tokens * (4 * D + (2 * (H + 2 * K) * E + H * E + 3 * F) / tensor)
     scores = 0.0 if model.attention in SKIPPING else 2 * 4 * pairs * H / tensor
@@ -144,7 +128,7 @@ def logits_bytes(model: ModelConfig, tokens: float, tensor: int) -> float:
 
 
 def gathered_bytes(model: ModelConfig, tensor: int) -> tuple[float, float]:
-    """(parameters, gradients) in the layout of use: two layers, of which one is on its way, embedding and head."""
+    """(parameters, gradients) in the layout of use: two layers, embedding and head."""
     width, parameters, gradients = dtype_widths(model), 0.0, 0.0
     is_trained = model.lora is None  # gradients of adapters are too small to count
     for name, size in param_sizes(model):

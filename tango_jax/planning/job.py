@@ -1,13 +1,8 @@
-"""What a run computes on a machine, as shapes: states, batches, and what sampling takes.
-
-In: the config, and devices or only their number. Out: a `Job`. Stage: `plan`, `bench --model` and own_problems, before
-anything is compiled or priced. Neither weights nor tokenizers are read.
-"""
+"""What a run computes on a machine, as shapes: states, batches, and what sampling takes."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -54,8 +49,7 @@ from tango_jax.weights.source import kind_of
 
 
 class SamplingShapes(NamedTuple):
-    """Arguments of a sampler's jitted functions, as shapes: the largest batches that it runs, each row with a
-    prompt of its own."""
+    """Arguments of a sampler's jitted functions, as shapes: its largest batches, with a prompt for each row."""
 
     weights: dict
     prefill: tuple  # all three arguments, for all rows or for a chunk of them
@@ -65,7 +59,7 @@ class SamplingShapes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SizedPolicy:
-    """A `Policy` without its functions: what their shapes follow from, and those shapes, with shardings."""
+    """A `Policy` without its functions: shapes with shardings."""
 
     role: str
     config: ConfigDict  # the role's part of the config
@@ -80,22 +74,20 @@ class SizedPolicy:
 
     @functools.cached_property
     def state(self) -> TrainState:
-        """What is trained, and its moments."""
+        """Trained parameters and their moments."""
         return self._placed(_state_shapes(dataclasses.replace(self.model_config, remat="none")))
 
     @functools.cached_property
     def base(self) -> dict:
-        """The frozen parameters under adapters; {}: there are no adapters."""
+        """The frozen parameters; {} without adapters."""
         return self._placed(split(_weight_shapes(dataclasses.replace(self.model_config, remat="none")))[1])
 
     @property
     def weights(self) -> dict:
-        """What forward passes take."""
         return with_base(self.base, self.state.params)
 
     @functools.cached_property
     def stage_one_state(self) -> TrainState:
-        """What stage 1 trains."""
         if not self.model_config.lora or not self.config.sft.full:
             return self.state
         model = dataclasses.replace(self.model_config, lora=None, param_dtype=self.config.model.param_dtype)
@@ -116,7 +108,7 @@ class SizedPolicy:
 
     @functools.cached_property
     def stage_one(self) -> Batch | None:
-        """What a step of stage 1 gets; None: the role has none, neither here nor in the run that `init_from` names."""
+        """What a step of stage 1 gets; None: the role has no stage 1."""
         if not self.config.sft.steps:
             return None
         count, shards = math.ceil(self.config.sft.batch_size / self.processes), self.placement.num_local_shards
@@ -131,7 +123,7 @@ class SizedPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is planned: both roles on the target's devices, and how the processes share the work."""
+    """Both roles on the devices of a machine."""
 
     config: ConfigDict
     machine: Machine
@@ -144,7 +136,7 @@ class Job:
 
     @property
     def stage_one(self) -> list[str]:
-        """The roles that have one."""
+        """The roles that have a stage 1."""
         return [role for role, policy in self.policies.items() if policy.stage_one]
 
     @property
@@ -163,17 +155,13 @@ class Job:
         return own.base == before.base and all(own.config[name] == before.config[name] for name in names)
 
     def minibatch_prompts(self, role: str) -> int:
-        """Those of them that are in one minibatch of the role."""
+        """Problems of `prompts` in one minibatch of the role."""
         minibatches = self.policies[role].config.loss.minibatches
         return prompts_per_minibatch(self.config.rl.prompts_per_step, self.processes, minibatches)
 
 
 def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
-    """Both policies of a run on these devices, `per_process` of them in each process.
-
-    Raises:
-        ValueError: see `plan_source` and `make_policy`; a mesh that leaves devices of several processes unused.
-    """
+    """Both policies of a run on these devices, `per_process` in each process. Raises ValueError."""
     functions = {
         role: make_policy(role, config[role], plan_source(config, role), devices.devices, per_process)
         for role in ROLES
@@ -189,28 +177,10 @@ def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
 
 
 def sized_job(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> Job:
-    """The roles with these models on a machine that need not be here, as shapes alone.
-
-    Raises:
-        ValueError: a mesh, sizes or an attention that fit neither the machine nor the model.
-    """
+    """The roles with these models on a machine that need not be here, as shapes alone. Raises ValueError where a mesh,
+    sizes or an attention do not fit the machine or the model."""
     policies = {role: _sized_policy(role, config, model, machine) for role, model in models.items()}
     return Job(config, machine, policies, functions={})
-
-
-def resized(job: Job, config: ConfigDict, roles: Collection[str] = ROLES) -> Job:
-    """The job with these settings of these roles, which may differ from its own in meshes, in `model.remat`, and in how
-    many rows are sampled and trained at once: enough for memory and times by arithmetic.
-
-    Raises:
-        ValueError: see `sized_job`.
-    """
-    policies = dict(job.policies)
-    for role in roles:
-        numerics = {"remat": config[role].model.remat, "decode_attention": config[role].model.decode_attention}
-        model = dataclasses.replace(policies[role].model_config, **numerics)
-        policies[role] = _sized_policy(role, config, model, job.machine)
-    return Job(config, job.machine, policies, functions={})
 
 
 def sized(policy: Policy, rl: ConfigDict, processes: int) -> SizedPolicy:
@@ -218,7 +188,7 @@ def sized(policy: Policy, rl: ConfigDict, processes: int) -> SizedPolicy:
 
 
 def _sized_policy(role: str, config: ConfigDict, model: ModelConfig, machine: Machine) -> SizedPolicy:
-    """What `make_policy` would make of it, and refuse, without its functions."""
+    """What `make_policy` makes, without the functions."""
     own, sizes = config[role], sampler_sizes(config[role])
     try:
         placement = counted_placement(own.mesh, machine)
@@ -240,11 +210,7 @@ def _sized_policy(role: str, config: ConfigDict, model: ModelConfig, machine: Ma
 
 
 def counted_placement(settings: ConfigDict, machine: Machine) -> Placement:
-    """The meshes of `make_placement` for devices that are known by their number alone.
-
-    Raises:
-        ValueError: see `make_placement`.
-    """
+    """The meshes of `make_placement` on a number of devices. Raises ValueError."""
     axes, decode_tensor = resolve_axes(settings, machine.devices), settings.decode_tensor
     size = math.prod(axes)
     local = min(machine.per_process, size)
@@ -276,7 +242,6 @@ def _over_processes(placement: Placement, sizes: BatchShape) -> Batch:
 
 
 def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
-    """Shapes and shardings of the largest decode batch that the role can sample."""
     local, sizes = policy.placement.local, policy.sampler_config
     model = dataclasses.replace(policy.model_config, remat="none")  # on which no shape depends
     weights = _layout_shapes(model, local.shape["tensor"] == 1)
@@ -325,7 +290,7 @@ def _state_of_one_row(model: ModelConfig, max_new: int, prompt_bucket: int, cach
 
 
 def _placed(place: NamedSharding, tree: Any) -> Any:
-    """A sharding stands for all that hangs below it, such as the layers of a cache."""
+    """One sharding for a whole tree, such as the layers of a cache."""
     return jax.tree.map(lambda leaf: leaf.update(sharding=place), tree)
 
 

@@ -1,8 +1,4 @@
-"""The machine that settings are fitted to: the one that runs, or the target of `plan`.
-
-In: for a run, the devices of its processes; for a plan, what its command says. Out: a `Machine`. Stage: while a
-configuration is read; configs/own_problems.py asks for it.
-"""
+"""The machine that settings are fitted to: the one that runs, or the target of `plan`."""
 
 import contextlib
 import math
@@ -72,13 +68,13 @@ class Machine(NamedTuple):
         return max(1, self.devices // self.per_process)
 
 
-# No argument: a config file of the user's may call `load_shipped`, which completes the shipped one.
+# A context variable, since a config file may call `load_shipped`, which fits the shipped configuration.
 _planned: ContextVar[Machine | None] = ContextVar("planned", default=None)
 
 
 @contextlib.contextmanager
 def planned_for(machine: Machine) -> Iterator[None]:
-    """While configurations are read for a plan: fit them to this machine, which need not be here."""
+    """Fit configurations that are read meanwhile to this machine."""
     token = _planned.set(machine)
     try:
         yield
@@ -87,7 +83,7 @@ def planned_for(machine: Machine) -> Iterator[None]:
 
 
 def planned_machine() -> Machine | None:
-    """The machine of the plan that is being made; None: a run is started here."""
+    """The machine of `planned_for`, or None."""
     return _planned.get()
 
 
@@ -97,8 +93,8 @@ def this_machine(config: ConfigDict) -> Machine:
     hosts.check_devices()
     backend = jax.default_backend()
     told = hosts.join_parts([(platform.node(), device_memory(), capability_of(jax.local_devices()[0]))])
-    # All processes must derive the same settings, although the machines they run on may not be quite alike: those that
-    # fit the smallest. CPU processes of one machine share its memory.
+    # All processes must derive the same settings: those that fit the smallest machine. CPU processes of one machine
+    # share its memory.
     processes = Counter(name for name, _, _ in told)
     memory = min(size // processes[name] if backend == "cpu" else size for name, size, _ in told)
     capability = min((known for _, _, known in told if known is not None), default=None)

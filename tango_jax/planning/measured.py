@@ -1,7 +1,6 @@
-"""A finished run beside what is predicted for it: `plan --measured=RUN`.
+"""Compares the phases of a finished run with what is predicted for it: `plan --measured=RUN`.
 
-In: a run's workdir: config.json, provenance.json and metrics.jsonl. Out: seconds of each phase, predicted and measured.
-Stage: none of a run; after it. The run's own lengths of responses are taken, those of prompts are assumed.
+The responses have the run's lengths; those of prompts are assumed.
 """
 
 import statistics
@@ -30,7 +29,7 @@ PHASES = {"reshard": ("reshard",), "sample": ("sample",), "verify": ("verify",),
 
 
 class Run(NamedTuple):
-    """What a finished run tells."""
+    """A finished run."""
 
     workdir: Path
     config: ConfigDict
@@ -51,12 +50,7 @@ class PhaseTimes(NamedTuple):
 
 
 def open_run(workdir: str) -> Run:
-    """Read a run.
-
-    Raises:
-        ValueError: there is none, it has not ended, or it has run on several machines, on a device whose rates are
-            unknown or on another CPU than this one.
-    """
+    """Raises ValueError where there is no finished run on one machine of known rates."""
     path = Path(workdir)
     if not (path / "metrics.jsonl").is_file() or not (path / "config.json").is_file():
         raise ValueError(f"{workdir} has no metrics.jsonl and config.json: give the workdir of a finished run")
@@ -74,7 +68,6 @@ def open_run(workdir: str) -> Run:
 
 
 def _lengths(rows: list[dict]) -> dict[str, Lengths]:
-    """Of the responses of each role: their mean, and the longest of a turn."""
     told = {role: [row for row in rows if f"{role}/length_mean" in row] for role in ROLES}
     return {
         role: Lengths(round(statistics.median(row[f"{role}/length_max"] for row in found)),
@@ -84,7 +77,7 @@ def _lengths(rows: list[dict]) -> dict[str, Lengths]:
 
 
 def _machine(workdir: Path) -> tuple[str, int, int]:
-    """Name of the target, devices and processes of a run, the same at each of its starts. Raises ValueError."""
+    """(target, devices, processes), the same at each start of the run. Raises ValueError."""
     attempts = read_provenance(workdir).get("attempts", [])
     if not attempts:
         raise ValueError(f"{workdir} does not say on what it ran: it has no provenance.json; give a newer run")
@@ -105,18 +98,13 @@ def _machine(workdir: Path) -> tuple[str, int, int]:
 
 
 def _described(facts: dict) -> str:
-    """The machine of one start, in a few words."""
     devices = " and ".join(f"{count} x {kind}" for kind, count in facts["devices"].items())
     processor = f" ({facts['cpu']})" if "cpu" in facts["devices"] else ""
     return f"{devices}{processor} in {facts['processes']} process(es)"
 
 
 def beside(run: Run) -> list[PhaseTimes]:
-    """Every phase of the run's turns that took any time.
-
-    Raises:
-        ValueError: a checkpoint of the run whose sizes are unknown here; see `plan_source`.
-    """
+    """Every phase that took any time. Raises ValueError; see `plan_source`."""
     target, machine = open_target(run.target, run.devices), machine_of(run.target, run.devices, run.per_process)
     models = {role: plan_source(run.config, role).model_config for role in ROLES}
     job = sized_job(run.config, models, machine)
@@ -132,7 +120,7 @@ def beside(run: Run) -> list[PhaseTimes]:
 
 
 def show(run: Run, found: list[PhaseTimes], console: Console) -> None:
-    """Print the phases side by side."""
+    """Print the phases as a table."""
     rows = [(one.role, one.phase, between(quick, slow), likely, one.measured, likely / one.measured)
             for one in found for quick, likely, slow in [one.predicted]]  # fmt: skip
     console.table(f"{run.workdir} on {run.devices} x {run.target}: seconds of a turn, the median of its turns",

@@ -1,8 +1,6 @@
-"""Memory of one device in every phase of a run.
+"""Memory of a device in every phase of a run, split by what the bytes are for.
 
-In: the job and its compiled functions. Out: one record per role and phase, split by what the bytes are for. Stage:
-`plan`. What stays on a device all the time, the states of both policies and their references, counts in every phase but
-those of stage 1, which comes before.
+The states of both policies and their references stay on a device; they count in every phase except stage 1.
 """
 
 from typing import NamedTuple
@@ -36,18 +34,16 @@ class Phase(NamedTuple):
 
 
 def phases(job: Job, programs: dict[str, Program]) -> list[Phase]:
-    """Every phase of the roles whose functions are given, in the order of a turn."""
+    """Every phase of the roles whose functions are given."""
     roles = dict.fromkeys(name.split("/")[0] for name in programs)
     return [phase for role in roles for phases_of in PHASES_OF.values() for phase in phases_of(job, programs, role)]
 
 
 def sampling_phases(job: Job, programs: dict[str, Program], role: str) -> list[Phase]:
-    """What depends on how the role samples, beside what is resident."""
     return [_reshard(job, programs, role), _sample(job, programs, role)]
 
 
 def training_phases(job: Job, programs: dict[str, Program], role: str) -> list[Phase]:
-    """What depends on how the role is trained: beside what is resident, and in stage 1."""
     stage_one = [_stage_one(job, programs, role)] if role in job.stage_one else []
     return [_score(job, programs, role), _update(job, programs, role), *stage_one]
 
@@ -56,7 +52,7 @@ PHASES_OF = {"sampling": sampling_phases, "training": training_phases}
 
 
 def resident(job: Job, name: str, busy: str = "", with_reference: bool = False, with_moments: bool = False) -> Phase:
-    """What is on a device whatever runs. With `mesh.offload` a role's moments and reference are there when needed."""
+    """What is always on a device. With `mesh.offload`, moments and references of the `busy` role alone."""
     parameters, optimizer, is_shared = 0, 0, shares_policy(job.config)
     for role, policy in job.policies.items():
         if is_shared and role != ROLES[0]:  # one policy in both roles has one state
@@ -78,8 +74,8 @@ def _reshard(job: Job, programs: dict[str, Program], role: str) -> Phase:
 
 
 def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
-    """The fullest of: the prompts' pass, the steps in each cache bucket, and the moments when a cache is copied, layer
-    by layer, into a larger one or into one of fewer rows."""
+    """The fullest of: the prompts' pass, the steps in each cache bucket, and copying a cache, layer by layer, into
+    another one."""
     prefill, decode = programs[f"{role}/prefill"], programs[f"{role}/decode"]
     shapes = job.policies[role].sampling
     caches = [device_bytes((state.prefix, state.suffix)) for state in shapes.states]
@@ -110,8 +106,7 @@ def _score(job: Job, programs: dict[str, Program], role: str) -> Phase:
 
 
 def _update(job: Job, programs: dict[str, Program], role: str) -> Phase:
-    """Gradients are those of one micro-batch's sum, in the parameters' type; the compiler may hold a second copy, which
-    counts as temporary."""
+    """Gradients are in the parameters' type; the compiler may hold a second copy, which counts as temporary."""
     update = programs[f"{role}/update"]
     gradients = device_bytes(job.policies[role].state.params)
     kept = saved_activations(job.policies[role], job.policies[role].batch)
@@ -125,8 +120,7 @@ def _update(job: Job, programs: dict[str, Program], role: str) -> Phase:
 
 
 def _stage_one(job: Job, programs: dict[str, Program], role: str) -> Phase:
-    """An update of stage 1. There are no references yet, and nothing waits in host memory; of the roles that had their
-    stage 1 before, or were loaded, there are the parameters."""
+    """An update of stage 1, without references; the roles before this one have their parameters there."""
     policy, update = job.policies[role], programs[f"{role}/sft"]
     state, batch = policy.stage_one_state, policy.stage_one
     roles = list(job.policies)
@@ -151,9 +145,7 @@ def _batches(job: Job, role: str) -> int:
 
 def saved_activations(policy: SizedPolicy, batch: Batch) -> float:
     """What layers keep of a micro-batch: with remat=full their inputs, with dots also the results of their products.
-
-    With remat=none everything is kept; that is not told apart from temporaries.
-    """
+    With remat=none everything is kept and counts as temporary."""
     model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
     width = {"none": 0, "full": model.width}.get(model.remat)
     if width is None:

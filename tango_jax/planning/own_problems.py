@@ -1,11 +1,7 @@
-"""Settings that follow from a problem file, from the models and from the machine.
+"""Settings that follow from a problem file, from the models and from the machine (configs/own_problems.py).
 
-In: a configuration with `task.train` and both checkpoints, and the keys that the user has set. Out: the same
-configuration with all other lengths, buckets, batch sizes, evaluations and intervals set, and notes that say why.
-Stage: before a run's settings are checked; configs/own_problems.py calls it.
-
-Everything is counted in tokens of the roles' own tokenizers; roughly where a plan has none of them. Memory is what
-`plan` predicts where it has no compiler (estimates.py); `python -m tango_jax.plan` compiles the run and is exact.
+Lengths are counted with the roles' tokenizers, or roughly in a plan that has none. Memory is by arithmetic
+(estimates.py); `python -m tango_jax.plan` compiles the run and is exact.
 """
 
 import dataclasses
@@ -23,8 +19,8 @@ from tango_jax.models.head_precision import LEAST_CAPABILITY
 from tango_jax.models.lora import narrowest_side
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.costs import num_parameters, num_trained
-from tango_jax.planning.estimates import estimated_phases, halved, rows_fit
-from tango_jax.planning.job import Job, resized, sized_job
+from tango_jax.planning.estimates import estimated_phases
+from tango_jax.planning.job import Job, sized_job
 from tango_jax.planning.machines import GIB, Machine, Scale, planned_machine, this_machine
 from tango_jax.planning.memory import PHASES_OF, resident
 from tango_jax.planning.problem_lengths import Lengths, prompt_lengths, read_as, rounded
@@ -42,16 +38,15 @@ SPARE = 64  # tokens: what a solution grows by when another tokenizer reads it
 
 
 def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None = None) -> None:
-    """Set everything that follows from the problems, the models and the machine, but for the keys in `given`.
+    """Set everything that follows from the problems, the models and the machine, except the keys in `given`, and notes
+    that say why.
 
     Args:
-        machine: one to plan for; by default that of `planned_for`, or else this one, whose devices jax is asked for,
-            after other processes of the job are joined. For a plan nothing is downloaded: of a hub id, the sizes must
-            be known, and prompts are counted roughly.
+        machine: one to plan for; by default that of `planned_for`, or else this one. For a plan nothing is downloaded.
 
     Raises:
         ValueError: the problems or a checkpoint cannot be read, there are too few problems, they are too long for the
-            models, or the models are too large for the machine; all that can be found out at once.
+            models, or the models are too large for the machine.
     """
     mistakes, settings = Mistakes(), OpenSettings(config, given)
     problems: tuple[Problem, ...] = ()
@@ -109,15 +104,11 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     config.notes = "\n".join((config.notes, *lines) if "notes" in settings.given else lines)
 
 
-# ------------------------------------------------------------------------------------------------------------- lengths
-
-
 def _further_prompts(config: ConfigDict) -> dict[str, set[Prompt]]:
-    """By role, the prompts that the method has beside its own; none where the method is mistaken, which another check
-    says."""
+    """By role, the further prompts of the method."""
     try:
         method = load_method(config, is_checked=False)
-    except ValueError:
+    except ValueError:  # another check says so
         return {role: set() for role in ROLES}
     return {role: set(method.further_prompts(role)) for role in ROLES}
 
@@ -126,7 +117,7 @@ def set_lengths(
     settings: OpenSettings, scale: Scale, lengths: dict[str, Lengths], models: dict[str, ModelConfig], worked: int,
     mistakes: Mistakes,
 ) -> None:
-    """Set the limits and buckets of both roles: the verifier's prompt has room for a whole solution."""
+    """Set limits and buckets of both roles. The verifier's prompt has room for a whole solution."""
     generator, verifier = settings.config.generator, settings.config.verifier
     positions = {role: model.max_position for role, model in models.items()}
     most = positions["generator"] - LEAST_RESPONSE
@@ -168,19 +159,12 @@ def describe_lengths(role: str, lengths: Lengths, config: ConfigDict) -> str:
             + f"; max_response={config.max_response}")
 
 
-# --------------------------------------------------------------------------------------------------- problems and turns
-
-
 def set_split(
     settings: OpenSettings, scale: Scale, problems: tuple[Problem, ...], lengths: dict[str, Lengths],
     test: tuple[Problem, ...], test_lengths: dict[str, Lengths] | None, mistakes: Mistakes,
 ) -> tuple[int, int]:
-    """Set how many problems are held out; returns the numbers of problems for training and for evaluation.
-
-    Args:
-        test: the problems of `task.test`, whose questions are not trained on unless it is the file of training.
-        test_lengths: of `test`; None where there are none, and some of `problems` are held out.
-    """
+    """Set how many problems are held out; returns the numbers of problems for training and for evaluation. Questions of
+    `test` are not trained on unless it is the file of training; without it some of `problems` are held out."""
     config = settings.config
     settings.put("task.validation", min(scale.evaluated, max(1, len(problems) // 10)))
     set_aside = frozenset()
@@ -207,14 +191,12 @@ def set_split(
 
 
 def count_fitting(config: ConfigDict, tokens: dict[str, np.ndarray]) -> int:
-    """How many of the problems fit both roles' limits, without a solution."""
     return int(np.logical_and.reduce([tokens[role] <= config[role].max_prompt for role in ROLES]).sum())
 
 
 def require_room(
     config: ConfigDict, source: str, use: str, tokens: dict[str, np.ndarray], mistakes: Mistakes
 ) -> None:
-    """Note which limits leave no problem for a use."""
     for role in ROLES:
         limit, without = config[role].max_prompt, " without the solution" if role == "verifier" else ""
         mistakes.require(
@@ -231,7 +213,7 @@ def require_room(
 
 
 def set_turns(settings: OpenSettings, scale: Scale, training: int, heldout: int) -> None:
-    """Set the length of the run, and what happens at intervals."""
+    """Set the length of the run and its intervals."""
     rl = settings.config.rl
     settings.put("rl.prompts_per_step", min(scale.prompts, training))
     settings.put("rl.samples_per_prompt", scale.samples)
@@ -251,20 +233,16 @@ def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training:
             f"{saved / 1e9:.1f} GB every {config.checkpoint.every} turns (checkpoint.keep={config.checkpoint.keep})")
 
 
-# -------------------------------------------------------------------------------------------------------------- memory
-
-
 def choose_adapters(
     settings: OpenSettings, models: dict[str, ModelConfig], machine: Machine
 ) -> tuple[dict[str, ModelConfig], list[str]]:
-    """The models, with adapters where training all parameters does not fit in the memory; and a line that says so."""
+    """The models, with adapters where training all parameters does not fit; and a line that says so."""
     keys = [f"{role}.model.lora.rank" for role in ROLES]
     if settings.given.intersection(keys):
         return models, []
     try:
         set_batches(settings, models, machine, Mistakes())
-        job = sized_job(settings.config, models, machine)
-        fits = planned_peak(job, machine) <= machine.memory
+        fits = planned_peak(sized_job(settings.config, models, machine)) <= machine.memory
     except ValueError:  # not even the states fit, or some other mistake, which is found again
         fits = False
     rank = min(ADAPTER_RANK, *(1 << int(math.log2(narrowest_side(model))) for model in models.values()))
@@ -280,7 +258,7 @@ def choose_adapters(
 def set_batches(
     settings: OpenSettings, models: dict[str, ModelConfig], machine: Machine, mistakes: Mistakes
 ) -> None:
-    """Set how many rows are decoded and trained on at a time: as many as the memory has room for."""
+    """Set how many rows are decoded and trained on at a time, as many as the memory has room for."""
     config, M = settings.config, settings.config.rl.samples_per_prompt
     rows_tried = [tuple(sorted({max(rows // 2, 1), rows})) for rows in halved(config.rl.prompts_per_step * M, M)]
     tried = {("sampling", "row_buckets"): rows_tried,
@@ -306,31 +284,43 @@ def set_batches(
         "generator.mesh.offload=true and verifier.mesh.offload=true, or generator.loss.kl_coef=0 and "
         "verifier.loss.kl_coef=0 for no references",
     )
-    for role in models:
+    for role, model in models.items():
         for (kind, key), values in tried.items():
             for value in values:  # the last one where none fits
                 settings.put(f"{role}.{key}", value)
-                if has_room(job, config, role, kind, machine):
+                if has_room(job, role, model, kind):
                     break
 
 
-def has_room(job: Job, config: ConfigDict, role: str, kind: str, machine: Machine) -> bool:
-    """Whether a role's sampling or training fits with these settings."""
+def has_room(job: Job, role: str, model: ModelConfig, kind: str) -> bool:
+    """Whether a role's sampling or training fits with the settings as they are now."""
+    machine = job.machine
     try:
-        job = resized(job, config, (role,))
-    except ValueError:  # the user's cache_tokens have no room for the smallest batch of these row_buckets
+        tried = sized_job(job.config, {role: model}, machine)
+    except ValueError:  # the given cache_tokens have no room for the smallest batch of these row_buckets
         return False
-    return rows_fit(job, role, kind, machine)
+    job = dataclasses.replace(job, policies=job.policies | tried.policies)
+    # Fewer rows would not help where the weights are laid out.
+    return all(phase.peak <= machine.scale.memory * machine.memory for phase in estimated_phases(job, role, kind)
+               if not phase.name.endswith("/reshard"))  # fmt: skip
 
 
-def planned_peak(job: Job, machine: Machine) -> float:
+def planned_peak(job: Job) -> float:
     """Bytes of a device at the fullest moment of the run, by arithmetic."""
-    return max(phase.peak for role in ROLES for kind in PHASES_OF
-               for phase in estimated_phases(job, role, kind, machine.platform))  # fmt: skip
+    return max(phase.peak for role in ROLES for kind in PHASES_OF for phase in estimated_phases(job, role, kind))
+
+
+def halved(most: int, multiple: int) -> list[int]:
+    """`most` and what repeated halving makes of it, as multiples, the largest first."""
+    found = []
+    while most >= multiple:
+        found.append(most // multiple * multiple)
+        most //= 2
+    return found
 
 
 def describe_batches(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> str:
-    planned = planned_peak(sized_job(config, models, machine), machine)
+    planned = planned_peak(sized_job(config, models, machine))
     sizes = dict.fromkeys(f"{num_parameters(model) / 1e6:.3g} M parameters" for model in models.values())
     rl = config.rl
     decoded = " and ".join(str(config[role].row_buckets[-1]) for role in ROLES)

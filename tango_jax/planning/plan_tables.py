@@ -1,43 +1,19 @@
 """A plan as tables for people and as JSON for programs."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from tango_jax.models.decode_attention import attention_names
 from tango_jax.planning import times
-from tango_jax.planning.costs import decode_flops, prefill_flops
-from tango_jax.planning.hlo import wire_bytes_by_kind
-from tango_jax.planning.job import SizedPolicy
 from tango_jax.planning.run_plan import RunPlan
 from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL, missing_compilers
-from tango_jax.planning.times import function_flops, scores_of
-from tango_jax.planning.workload import SamplingWorkload
 from tango_jax.runtime.console import Console, format_seconds
 
 PARTS = ("parameters", "optimizer", "weights", "cache", "gradients", "activations", "temporaries", "peak")
 
 
-class FunctionWork(NamedTuple):
-    """What one function does on a device in a turn, or in a step of stage 1."""
-
-    passes: int  # of the loop inside it: micro-batches, or decode steps
-    flops: float
-    calls: int = 1
-
-
 def as_json(plan: RunPlan) -> dict:
     """Plain numbers: GiB and bytes of one device, seconds of a turn in which the generator is updated."""
-    options, done, ends = plan.options, work(plan), (plan.quick, plan.slow)
-    functions = {}
-    for name, program in plan.programs.items():
-        passes, flops, calls = done.get(name, FunctionWork(0, 0.0, 0))
-        functions[name] = {
-            "argument_gib": program.argument / GIB,
-            "temp_gib": program.temp / GIB if not program.error else None,
-            "flops": flops,
-            "passes": passes,
-            "collective_bytes": wire_bytes_by_kind(program.collectives, passes, calls),
-        }
+    options, ends = plan.options, (plan.quick, plan.slow)
     is_compiled = not any(program.error for program in plan.programs.values())
     turns = plan.likely.turns
     return {
@@ -49,7 +25,6 @@ def as_json(plan: RunPlan) -> dict:
         "available_gib_per_device": options.target.memory / GIB,
         "phases": {phase.name: {part: getattr(phase, part) / GIB for part in PARTS} for phase in plan.phases
                    if not phase.error},
-        "functions": functions,
         "predicted_seconds": next(iter(turns.values())).seconds,
         "predicted_seconds_by_turn": {role: turn.seconds for role, turn in turns.items()},
         "predicted_seconds_between": {
@@ -58,54 +33,13 @@ def as_json(plan: RunPlan) -> dict:
         },
         "predicted_hours": plan.likely.run_seconds / 3600,
         "predicted_hours_between": [end.run_seconds / 3600 for end in ends],
-        "stage_one": {role: {"steps": stage.steps, "seconds_of_a_step": stage.step_seconds,
-                             "hours": stage.seconds / 3600,
-                             "hours_between": [end.stage_one[role].seconds / 3600 for end in ends]}
-                      for role, stage in plan.likely.stage_one.items()},
+        "stage_one": {role: {"steps": steps, "seconds_of_a_step": plan.likely.stage_one[role],
+                             "hours": steps * plan.likely.stage_one[role] / 3600,
+                             "hours_between": [steps * end.stage_one[role] / 3600 for end in ends]}
+                      for role, steps in stage_one_steps(plan).items()},
         "notes": options.config.notes.splitlines(),
         "assumptions": assumptions(plan),
         "advice": plan.advice,
-    }  # fmt: skip
-
-
-def work(plan: RunPlan) -> dict[str, FunctionWork]:
-    """By function: `update` and `score` in their role's turn, sampling in the turn where that role does most of it."""
-    done, turns = {}, plan.likely.turns
-    for role, policy in plan.job.policies.items():
-        done[f"{role}/layout"] = FunctionWork(1, 0.0)
-        if role in turns:
-            turn, loss = turns[role], policy.config.loss
-            score, update = function_flops(policy, turn.passes.tokens)
-            for name, repeats, flops in (("score", scores_of(policy), score), ("update", loss.epochs, update)):
-                count = repeats * turn.passes.micro_batches
-                done[f"{role}/{name}"] = FunctionWork(count, count * flops.total, repeats * turn.passes.calls)
-        if role in plan.likely.stage_one:
-            step = plan.likely.stage_one[role]
-            count = step.passes.micro_batches
-            done[f"{role}/sft"] = FunctionWork(count, count * step.flops.total)
-        sampled = [turn.sampled[role] for turn in turns.values() if role in turn.sampled]
-        if sampled:
-            largest = max(sampled, key=lambda item: item.batches * len(item.pass_lengths) * item.prompts)
-            done |= _sampling_work(policy, role, largest)
-    return done
-
-
-def _sampling_work(policy: SizedPolicy, role: str, sampled: SamplingWorkload) -> dict[str, FunctionWork]:
-    model, placement = policy.model_config, policy.placement
-    tensor, groups = placement.local.shape["tensor"], placement.row_multiple
-    passes = sampled.batches * len(sampled.pass_lengths)
-    prompts = [
-        prefill_flops(model, sampled.prompts / groups, length, tensor, model.attention).total
-        for length in sampled.pass_lengths
-    ]
-    steps = [
-        segment.steps * decode_flops(model, segment.rows / groups, sampled.prompt_length + segment.cache, tensor).total
-        for segment in sampled.segments
-    ]
-    return {
-        f"{role}/prefill": FunctionWork(passes, sampled.batches * sum(prompts), passes),
-        f"{role}/decode": FunctionWork(sampled.batches * sum(segment.steps for segment in sampled.segments),
-                               sampled.batches * sum(steps), sampled.batches),
     }  # fmt: skip
 
 
@@ -121,16 +55,6 @@ def show(plan: RunPlan, console: Console) -> None:
             for phase in plan.phases]
     console.table(f"GiB of each device, of {options.target.memory / GIB:.1f} that a program may use",
                   ("phase", *PARTS), rows)
-    done = work(plan)
-    rows = [
-        (name, done[name].passes, done[name].flops / 1e12,
-         ", ".join(f"{kind} {size / 1e9:.2f}" for kind, size in sent.items()) or "none")
-        for name, program in plan.programs.items()
-        if name in done
-        for sent in [wire_bytes_by_kind(program.collectives, done[name].passes, done[name].calls)]
-    ]  # fmt: skip
-    console.table("In a turn, or in a step of stage 1 (sft), of each device",
-                  ("function", "passes", "TFLOP", "GB received"), rows)
     _show_times(plan, console)
     for line in assumptions(plan):
         console.log(f"- {line}")
@@ -151,10 +75,14 @@ def _show_times(plan: RunPlan, console: Console) -> None:
     counts = ", ".join(f"{plan.counts[role]} of the {role}" for role in turns)
     console.log(f"all turns ({counts}): {_spans(end.run_seconds for end in ends)}, most likely "
                 f"{format_seconds(plan.likely.run_seconds)}, without evaluation and stage 1")
-    for role, stage in plan.likely.stage_one.items():
-        console.log(f"stage 1 of the {role}: {stage.steps} steps, "
-                    f"{_spans(end.stage_one[role].seconds for end in ends)} in all, without evaluation")
+    for role, steps in stage_one_steps(plan).items():
+        console.log(f"stage 1 of the {role}: {steps} steps, "
+                    f"{_spans(steps * end.stage_one[role] for end in ends)} in all, without evaluation")
     console.log("assumed:")
+
+
+def stage_one_steps(plan: RunPlan) -> dict[str, int]:
+    return {role: plan.job.policies[role].config.sft.steps for role in plan.likely.stage_one}
 
 
 def between(low: float, high: float) -> str:
@@ -176,7 +104,7 @@ def assumptions(plan: RunPlan) -> list[str]:
         lines.append(
             f"compiled for virtual CPU devices, because {' and '.join(missing)} {'are' if missing[1:] else 'is'} not "
             "installed (--help names the packages): memory is a rough guess, mostly too much (attention scores are "
-            "whole arrays there, bfloat16 is computed in float32), and so are the bytes received"
+            "whole arrays there, bfloat16 is computed in float32)"
         )
     elif target.platform == "tpu":
         lines.append(f"compiled at optimization level {OPTIMIZATION_LEVEL} to be quick; at libtpu's own level the "

@@ -41,7 +41,6 @@ class Lengths(NamedTuple):
 def prompt_lengths(
     config: ConfigDict, problems: tuple[Problem, ...], tokenizers: dict[str, Tokenizer]
 ) -> dict[str, Lengths]:
-    """How long the prompts of every problem are, by role."""
     generator, verifier = (load_template(role, config[role].template) for role in ROLES)
     tokens = {
         "generator": [len(generator_prompt(generator, tokenizers["generator"], problem)) for problem in problems],
@@ -60,8 +59,7 @@ def usual_limit(counts: list[int]) -> int:
 
 
 def read_as(config: ConfigDict, tokenizer: Tokenizer) -> tuple[str, int]:
-    """The row format of the problems, and the tokens of nearly all worked answers, those that end in #### n; 0 where
-    the file has none."""
+    """The row format, and the 99th percentile of the tokens of worked answers; 0 where the file has none."""
     source, row_format = resolve(config.task.train, config.task.row_format or None)
     rows = read_rows(source)
     row_format = row_format or detect_format(rows[0].fields)
@@ -72,7 +70,7 @@ def read_as(config: ConfigDict, tokenizer: Tokenizer) -> tuple[str, int]:
 
 
 def with_rough_tokens(source: Source) -> Source:
-    """The same, with a tokenizer that only counts: a token for each BYTES_PER_TOKEN bytes of a text."""
+    """The same with a tokenizer that only counts."""
     tokenizer = dataclasses.replace(source.tokenizer, encode_fn=_rough_tokens, chat_fn=None)
     return dataclasses.replace(source, tokenizer=tokenizer)
 

@@ -1,13 +1,9 @@
-"""The jitted functions of a run, compiled for devices that need not be here, from shapes alone.
-
-In: a job, a target's devices. Out: for each function its memory on a device and its collectives. Stage: `plan`. The
-functions are those that a run builds (rl/policy.py).
-"""
+"""Compiles the jitted functions of a run (rl/policy.py) for a target's devices, from shapes alone."""
 
 import math
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -15,9 +11,9 @@ import jax
 import numpy as np
 
 from tango_jax.config import ROLES
-from tango_jax.planning.hlo import Collective, collectives
 from tango_jax.planning.job import Job
 from tango_jax.planning.targets import Devices
+from tango_jax.planning.traffic import Collective
 from tango_jax.rl.supervised import make_sft
 from tango_jax.sharding.layouts import with_shardings
 
@@ -31,12 +27,12 @@ class Program(NamedTuple):
     output: int
     alias: int  # of the output, what takes the place of a donated argument
     temp: int
-    collectives: list[Collective]
+    collectives: list[Collective] = []  # by arithmetic alone (estimates.py)
     error: str = ""  # the compiler's message, where it found too little memory
 
     @property
     def added(self) -> int:
-        """What it needs beside its arguments."""
+        """Bytes beyond the arguments."""
         return self.temp + self.output - self.alias
 
 
@@ -62,22 +58,12 @@ def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
     return functions | ({"sft": stage_one} if shapes.stage_one else {})
 
 
-def function_names(job: Job) -> tuple[str, ...]:
-    """"generator/update" and so on: everything of both roles that is compiled."""
-    return tuple(f"{role}/{name}" for role in ROLES
-                 for name in ("update", "score", "layout", "prefill", "decode", *(["sft"] * (role in job.stage_one))))
-
-
-def compile_job(
-    job: Job, devices: Devices, report: Callable[[str, float], None], names: Collection[str] | None = None
-) -> dict[str, Program]:
-    """{"generator/update": Program, ...} for these names, by default all; `report(name, seconds)` hears of each as it
-    is done."""
-    names = function_names(job) if names is None else names
+def compile_job(job: Job, devices: Devices, report: Callable[[str, float], None]) -> dict[str, Program]:
+    """{"generator/update": Program, ...}; `report(name, seconds)` is called as each is done."""
 
     def compiled(name: str, lowered: jax.stages.Lowered) -> Program:
         began = time.monotonic()
-        program = compile_one(lowered, devices.compiler_options, len(devices.devices))
+        program = compile_one(lowered, devices.compiler_options)
         report(name, time.monotonic() - began)
         return program
 
@@ -86,13 +72,12 @@ def compile_job(
             f"{role}/{name}": pool.submit(compiled, f"{role}/{name}", lower())
             for role in ROLES
             for name, lower in lowered_functions(job, role).items()
-            if f"{role}/{name}" in names
         }
         return {name: future.result() for name, future in pending.items()}
 
 
-def compile_one(lowered: jax.stages.Lowered, options: dict, num_devices: int) -> Program:
-    """Compile and examine; a program that the compiler finds no memory for becomes its message."""
+def compile_one(lowered: jax.stages.Lowered, options: dict) -> Program:
+    """Compile and examine. Where the compiler runs out of memory, the program has its message."""
     try:
         compiled = lowered.compile(compiler_options=options or None)
     except jax.errors.JaxRuntimeError as error:
@@ -100,17 +85,15 @@ def compile_one(lowered: jax.stages.Lowered, options: dict, num_devices: int) ->
             raise
         asked = re.search(r"(?:Used|required for HLO temporaries \()\s*([\d.]+)([GM])", str(error))
         needed = float(asked.group(1)) * {"G": 2**30, "M": 2**20}[asked.group(2)] if asked else math.inf
-        return Program(0, 0, 0, needed, [], str(error).splitlines()[0])
-    return examine(compiled, num_devices)
+        return Program(0, 0, 0, needed, error=str(error).splitlines()[0])
+    return examine(compiled)
 
 
-def examine(compiled: jax.stages.Compiled, num_devices: int) -> Program:
-    """What an executable says of itself."""
+def examine(compiled: jax.stages.Compiled) -> Program:
     memory = compiled.memory_analysis()
     return Program(
         argument=memory.argument_size_in_bytes,
         output=memory.output_size_in_bytes,
         alias=memory.alias_size_in_bytes,
         temp=memory.temp_size_in_bytes,
-        collectives=collectives(compiled.as_text(), num_devices),
     )

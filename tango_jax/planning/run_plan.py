@@ -1,7 +1,4 @@
-"""The plan of a run on a target: everything that `python -m tango_jax.plan` prints, worked out.
-
-In: the options of the command. Out: one record, which `plan_tables.py` shows. Stage: none of a run; before it.
-"""
+"""The plan of a run on a target, which `plan_tables.py` shows."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -14,16 +11,16 @@ from tango_jax.planning.advice import advice
 from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import Job, make_job
 from tango_jax.planning.memory import Phase, phases
-from tango_jax.planning.programs import Program, compile_job, function_names
+from tango_jax.planning.programs import Program, compile_job, lowered_functions
 from tango_jax.planning.targets import Target, open_devices
-from tango_jax.planning.times import StageOneTimes, TurnTimes, stage_one_times, turn_times
+from tango_jax.planning.times import TurnTimes, stage_one_step_seconds, turn_times
 from tango_jax.runtime.console import Console
 
 
 class PlanOptions(NamedTuple):
     """The command line."""
 
-    config: ConfigDict | None  # None: which models fit is asked
+    config: ConfigDict | None  # None: list the models that fit
     target: Target
     devices: int
     per_process: int
@@ -32,16 +29,14 @@ class PlanOptions(NamedTuple):
 
 
 class Times(NamedTuple):
-    """How long everything takes if the target reaches certain shares."""
+    """Seconds at certain shares of a target's rates."""
 
     turns: dict[str, TurnTimes]  # by the role that is updated
-    stage_one: dict[str, StageOneTimes]  # by role
+    stage_one: dict[str, float]  # of a step, by role
     run_seconds: float  # all turns, without stage 1
 
 
 class RunPlan(NamedTuple):
-    """All that the plan found."""
-
     options: PlanOptions
     job: Job
     is_target: bool  # compiled for the target itself
@@ -49,7 +44,7 @@ class RunPlan(NamedTuple):
     phases: list[Phase]
     counts: Counter  # turns of the run, by the role that is updated
     likely: Times
-    quick: Times  # if all work is as quick as measurements of its kind allow
+    quick: Times  # as the quickest measurements of such work
     slow: Times
     advice: list[str]
 
@@ -59,26 +54,25 @@ class RunPlan(NamedTuple):
 
 
 def make_plan(options: PlanOptions, console: Console) -> RunPlan:
-    """Compile everything, and work out the rest.
-
-    Raises:
-        ValueError: settings, a mesh or a checkpoint that this target cannot run or the plan cannot size.
-    """
+    """Compile everything, and work out the rest. Raises ValueError where the target cannot run it."""
     devices = open_devices(options.target, options.devices)
     job = make_job(options.config, devices, options.per_process)
-    with console.stage("Compiling", total=len(function_names(job))) as progress:
+    total = sum(len(lowered_functions(job, role)) for role in ROLES)
+    with console.stage("Compiling", total=total) as progress:
         programs = compile_job(job, devices, lambda name, seconds: progress.advance(phase=name, seconds=seconds))
     found = phases(job, programs)
     counts = Counter(turn.role for turn in make_schedule(options.config).turns())
     reached = options.target.reached
-    times = (times_of(options, job, counts, options.target.with_shares(shares))
+    estimates = estimated_programs(job, options.target.platform)
+    times = (times_of(options, job, estimates, counts, options.target.with_shares(shares))
              for shares in (reached.likely, reached.quick, reached.slow))  # fmt: skip
     return RunPlan(options, job, devices.is_target, programs, found, counts, *times,
                    advice(job, found, options.target))  # fmt: skip
 
 
-def times_of(options: PlanOptions, job: Job, counts: Counter, target: Target) -> Times:
-    programs = estimated_programs(job, target.platform)
+def times_of(
+    options: PlanOptions, job: Job, programs: dict[str, Program], counts: Counter, target: Target
+) -> Times:
     turns = {role: turn_times(job, programs, target, role, options.filled) for role in ROLES if counts[role]}
-    stage_one = {role: stage_one_times(job, programs, target, role, options.filled) for role in job.stage_one}
+    stage_one = {role: stage_one_step_seconds(job, programs, target, role, options.filled) for role in job.stage_one}
     return Times(turns, stage_one, sum(counts[role] * turn.total for role, turn in turns.items()))

@@ -1,9 +1,4 @@
-"""What the roles start from, in a plan and in configs/own_problems.py: sizes and tokenizers, but no weights.
-
-In: the configuration with both checkpoints. Out: the sizes and the tokenizer of each. Stage: before a plan, and while
-the settings of own_problems are worked out. A run opens its checkpoints; a plan downloads nothing, and counts roughly
-where it has no tokenizer.
-"""
+"""What the roles start from, in a plan and in configs/own_problems.py: sizes and tokenizers, but no weights."""
 
 import dataclasses
 from collections.abc import Collection
@@ -23,11 +18,7 @@ from tango_jax.weights.workdir import open_checkpoint, read_config, start_source
 
 
 def plan_source(config: ConfigDict, role: str) -> Source:
-    """What a role starts from, as far as shapes go: the sizes of its model and of its vocabulary.
-
-    Raises:
-        ValueError: a checkpoint whose sizes neither a file here nor the table of presets tells.
-    """
+    """The sizes of a role's model. Raises ValueError where neither a file nor the table of presets has them."""
     name = config[role].checkpoint
     if not name:
         return start_source(config, role)
@@ -40,12 +31,12 @@ def plan_source(config: ConfigDict, role: str) -> Source:
 
 
 def blank_tokenizer(model: ModelConfig) -> Tokenizer:
-    """As many ids as the model has, and nothing behind them: no text is read or written."""
+    """As many ids as the model has; it cannot read or write text."""
     return Tokenizer(lambda text: [0], (b"",) * model.vocab_size, bos_ids=(), stop_ids=(0,))
 
 
 class OpenSettings:
-    """The configuration, in which nothing is changed that the user has set."""
+    """The configuration; `put` leaves the keys in `given` as they are."""
 
     def __init__(self, config: ConfigDict, given: Collection[str]):
         self.config, self.given = config, frozenset(given)
@@ -61,11 +52,7 @@ class OpenSettings:
 
 
 def open_sources(settings: OpenSettings, mistakes: Mistakes, is_planned: bool) -> dict[str, Source]:
-    """What each role starts from; sets `use_chat` where its checkpoint has a chat template. No weights are read.
-
-    Args:
-        is_planned: nothing may be downloaded, and sizes alone will do.
-    """
+    """What each role starts from; sets `use_chat`. With `is_planned` nothing is downloaded."""
     sources, opened = {}, {}
     for role in ROLES:
         own = settings.config[role]
@@ -87,7 +74,7 @@ def open_sources(settings: OpenSettings, mistakes: Mistakes, is_planned: bool) -
 
 
 def lacks_tokenizer(config: ConfigDict, role: str) -> bool:
-    """Whether there is no tokenizer on this machine for what a role starts from: a hub id, or a folder without one."""
+    """Whether a role starts from a hub id, or a folder without a tokenizer."""
     kind, path = kind_of(config[role].checkpoint), Path(config[role].checkpoint).expanduser()
     if kind == "workdir":
         started = read_config(path)
@@ -100,7 +87,6 @@ def describe_form(config: ConfigDict, tokenizer: Tokenizer) -> str:
 
 
 def describe_rough_counts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) -> list[str]:
-    """A line, if any prompts are counted without a tokenizer."""
     rough = [role for role in ROLES if is_rough(tokenizers[role])]
     if not rough:
         return []

@@ -1,7 +1,6 @@
-"""The machines that a run can be planned for: their rates, and their devices as XLA's compilers see them.
+"""The machines that a run can be planned for: their rates, and devices to compile for.
 
-In: a name such as a100-80gb:32. Out: a Target, and devices to compile for: those of the absent machine where its
-compiler is installed, else as many virtual CPU devices. Stage: the start of `plan`.
+Without the target's compiler, virtual CPU devices stand in.
 """
 
 import dataclasses
@@ -43,7 +42,6 @@ class Target:
     reached: Reached = Reached()
 
     def with_shares(self, shares: Shares) -> "Target":
-        """The same with times predicted by these."""
         return dataclasses.replace(self, reached=self.reached._replace(likely=shares))
 
 
@@ -57,9 +55,8 @@ _SLICES_OF_256 = ((1, "1x1"), (4, "2x2"), (8, "2x4"), (16, "4x4"), (32, "4x8"), 
 TARGETS = {
     target.name: target
     for target in (
-        # NVIDIA's data sheets of the SXM modules, as quoted by others, which give links as the sum of both directions:
-        # NVLink 600 GB/s and PCIe Gen4 64 GB/s (A100), NVLink 900 GB/s and PCIe Gen5 128 GB/s (H100). Networks as in
-        # DGX A100 and DGX H100: 200 and 400 Gb/s of InfiniBand for each GPU.
+        # NVIDIA's data sheets of the SXM modules. NVLink and PCIe are given there as the sum of both directions.
+        # Networks as in DGX A100 and DGX H100: 200 and 400 Gb/s of InfiniBand for each GPU.
         Target("a100-80gb", memory=_XLA_SHARE * 85.10e9, flops=312e12, flops_float32=156e12,
                flops_highest=19.5e12, read=2.04e12, link=300e9, network=25e9, host=32e9, capability=8.0,
                kinds=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), **_GPU),
@@ -72,8 +69,8 @@ TARGETS = {
         Target("a100-40gb", memory=_XLA_SHARE * 42.3e9, flops=312e12, flops_float32=156e12,
                flops_highest=19.5e12, read=1.555e12, link=300e9, network=25e9, host=32e9, capability=8.0,
                kinds=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), **_GPU),
-        # NVIDIA's data sheets of cards without NVLink: others are reached over PCIe Gen4, 64 GB/s as the sum of both
-        # directions. Dense products of bfloat16 that add up in float32; networks of 100 Gb/s shared by eight.
+        # NVIDIA's data sheets of cards without NVLink: others are reached over PCIe Gen4. Dense products of bfloat16
+        # that add up in float32; networks of 100 Gb/s shared by eight.
         Target("l4", memory=_XLA_SHARE * 23.58e9, flops=121e12, flops_float32=60e12,
                flops_highest=30.3e12, read=0.3e12, link=32e9, network=1.5e9, host=32e9, capability=8.9,
                kinds=("NVIDIA L4",), **_GPU),
@@ -83,10 +80,9 @@ TARGETS = {
         Target("rtx-4090", memory=_XLA_SHARE * 25.39e9, flops=165.2e12, flops_float32=82.6e12,
                flops_highest=82.6e12, read=1.008e12, link=32e9, network=1.5e9, host=32e9, capability=8.9,
                kinds=("NVIDIA GeForce RTX 4090",), **_GPU),
-        # A ring over one axis of the torus, both directions; the memory is what libtpu says that programs may use. How
-        # fast a chip reaches its host is published for a TPU v4, 16 GB/s each way (jax-ml.github.io/scaling-book/tpus),
-        # and taken for these two. Slices are those of docs.cloud.google.com/tpu/docs/v5p and /v5e; a v5e of one chip,
-        # which Colab has, and one of eight are whole machines.
+        # A ring over one axis of the torus, both directions; memory as libtpu says that programs may use. A chip
+        # reaches its host at the rate of a TPU v4 (jax-ml.github.io/scaling-book/tpus). Slices are those of
+        # docs.cloud.google.com/tpu/docs/v5p and /v5e; a v5e of one chip and one of eight are whole machines.
         Target("tpu-v5p", platform="tpu", memory=95.74 * GIB, flops=459e12, flops_float32=459e12,
                flops_highest=76.5e12, read=2.77e12, link=180e9, network=180e9, host=16e9, per_host=4,
                compilers=("libtpu",), largest_host=4, kinds=("TPU v5p", "TPU v5"),
@@ -102,8 +98,6 @@ TARGETS = {
                compilers=("libtpu",), largest_host=8, kinds=("TPU v6e", "TPU v6 lite"), shapes=_SLICES_OF_256),
     )
 }  # fmt: skip
-_DESCRIPTIONS = {"a100-80gb": "a100.txtpb", "h100": "h100.txtpb", "h200": "h200.txtpb", "a100-40gb": "a100_40gb.txtpb",
-                 "l4": "l4.txtpb", "a10g": "a10g.txtpb", "rtx-4090": "rtx_4090.txtpb"}  # fmt: skip
 _TPU_NAMES = {"tpu-v5p": ("v5:", "megacore"), "tpu-v5e": ("v5e:", "default"), "tpu-v6e": ("v6e:", "default")}
 # What the launchers set: launch/flags_gpu.sh and launch/flags_tpu.sh.
 GPU_FLAGS = {
@@ -123,19 +117,13 @@ OPTIMIZATION_LEVEL = "O1"
 
 
 class Devices(NamedTuple):
-    """What to compile for."""
-
     devices: list
     is_target: bool  # False: virtual CPU devices stand in for it
     compiler_options: dict
 
 
 def parse_target(text: str) -> tuple[str, int]:
-    """`a100-80gb:32` -> its name and the number of devices; without a number, those of one host.
-
-    Raises:
-        ValueError: another name, or a number of devices that such machines do not come in.
-    """
+    """`a100-80gb:32` -> its name and number of devices, by default those of one host. Raises ValueError."""
     name, _, count = text.partition(":")
     known = (*TARGETS, "cpu")
     if name not in known or (count and (not re.fullmatch(r"[0-9]{1,9}", count) or int(count) < 1)):
@@ -158,14 +146,8 @@ def parse_target(text: str) -> tuple[str, int]:
 
 
 def machine_of(name: str, count: int, per_process: int | None = None) -> Machine:
-    """What a run's settings are fitted to on `count` devices of a target. No device is asked for.
-
-    Args:
-        per_process: devices of each process; None: all of a host.
-
-    Raises:
-        ValueError: processes of so many devices do not make up `count`, or need more than a host has.
-    """
+    """What settings are fitted to on `count` devices of a target, `per_process` in each process (None: all of a host).
+    No device is opened. Raises ValueError."""
     target = None if name == "cpu" else open_target(name, count)
     of_host = min(target.per_host, count) if target else count
     local = of_host if per_process is None else per_process
@@ -178,15 +160,14 @@ def machine_of(name: str, count: int, per_process: int | None = None) -> Machine
 
 
 def reserve_devices(name: str, count: int) -> None:
-    """Set how many CPU devices this process has, where they stand in for the target. Call it before any is asked for,
-    which a config file may do."""
+    """Set how many CPU devices this process has, where they stand in for the target. Call it before a config file is
+    read, which may open them."""
     if name == "cpu" or missing_compilers(TARGETS[name]):
         _set_cpu_devices(count)
 
 
 def open_target(name: str, count: int) -> Target:
-    """The target of that name with `count` devices and the shares that they reach; this machine's rates are
-    measured."""
+    """The target with the shares that `count` devices reach; rates of cpu are measured here."""
     target = cpu_target(count) if name == "cpu" else TARGETS[name]
     if count <= target.largest_host:
         target = dataclasses.replace(target, per_host=count)
@@ -194,12 +175,12 @@ def open_target(name: str, count: int) -> Target:
 
 
 def target_name(kind: str) -> str | None:
-    """The target whose devices jax calls so (`jax.Device.device_kind`); None: there is no data sheet of it here."""
+    """The target whose devices have this `jax.Device.device_kind`; None: there is none."""
     return next((target.name for target in TARGETS.values() if kind in target.kinds), None)
 
 
 def cpu_target(count: int) -> Target:
-    """This machine, its memory and cores shared by `count` devices of one process; its rates are measured."""
+    """This machine, shared by `count` devices of one process."""
     memory = host_memory() / count
     cpu_devices(count)  # before anything is measured, or there would be one
     rates = machine_rates()
@@ -209,7 +190,7 @@ def cpu_target(count: int) -> Target:
 
 
 def missing_compilers(target: Target) -> list[str]:
-    """Modules that compiling for the target needs, and that are not installed."""
+    """Modules that compiling for the target needs and that are not installed."""
     return [name for name in target.compilers if not _is_installed(name)]
 
 
@@ -227,7 +208,7 @@ def open_devices(target: Target, count: int) -> Devices:
         return Devices(cpu_devices(count), target.platform == "cpu", {})
     jax.config.update("jax_optimization_level", OPTIMIZATION_LEVEL)
     if target.platform == "gpu":
-        description = (Path(__file__).parent / "gpu_targets" / _DESCRIPTIONS[target.name]).read_text()
+        description = (Path(__file__).parent / "gpu_targets" / f"{target.name}.txtpb").read_text()
         hosts = max(1, count // target.per_host)
         topology = topologies.get_topology_desc(
             topology_name="", platform="cuda", target_config=description, topology=f"1x{hosts}x{count // hosts}"
@@ -247,19 +228,15 @@ def open_devices(target: Target, count: int) -> Devices:
 
 
 def _answer_jax_for(target: Target) -> None:
-    """jax asks a GPU of this machine how wide the heads may be that cuDNN takes. There is none, and jax would refuse
-    what the target can run: heads of 256 numbers on an H100."""
+    """jax asks a GPU of this machine which heads cuDNN takes. There is none here, and jax would refuse what the target
+    can run: heads of 256 numbers on an H100."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     cudnn.check_compute_capability = lambda least: target.capability >= float(least)
 
 
 def cpu_devices(count: int) -> list:
-    """Virtual CPU devices.
-
-    Raises:
-        ValueError: this process has started with fewer.
-    """
+    """Virtual CPU devices. Raises ValueError where this process has started with fewer."""
     _set_cpu_devices(count)
     devices = jax.devices("cpu")
     if len(devices) < count:

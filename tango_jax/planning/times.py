@@ -1,19 +1,12 @@
-"""Seconds of every phase of a turn, predicted by arithmetic: what has to be done, over shares of a data sheet's rates.
+"""Seconds of every phase of a turn: the work (costs.py, traffic.py, workload.py) over shares of a data sheet's rates.
 
-In: the job, its functions by arithmetic (estimates.py), what a turn does (workload.py), and a target with its shares
-(shares.py). Out: {phase: seconds} for a turn of either role.
-
-    products    FLOPs at the share of their kind of work (`Shares`: update, score, prefill) of the dense rate of their
-                type; of a float32 head to all its bits on a GPU, without tensor cores to keep fed, at SHARE_OF_FLOAT32;
-                of one in three bfloat16 products at a third
-    memory      bytes read at the share `read` of the memory's rate
-    sending     bytes received at SHARE_OF_LINK of the link's rate: between hosts, each device of a group has a network
-                card, and those of a host share what the host receives
-An update or a score takes the longer of its products and its gathers and scatters, which run beside them, and then its
-sums. A decode step has three parts that wait for each other: the matrices of its layers, attention to the cache, and
-the head. Each takes the longer of what it reads and of its products; STEP_OVERHEAD is added for each layer. Moments and
-references that wait in host memory (`mesh.offload`) take SHARE_OF_LINK of the rate between a device and its host, while
-nothing else is done. Parsing, grading and evaluation are not in it.
+    products    at the share of their kind of work (`Shares`) of the dense rate of their type; a float32 head to all its
+                bits on a GPU at SHARE_OF_FLOAT32; one in three bfloat16 products at a third
+    memory      at the share `read` of the memory's rate
+    sending     at SHARE_OF_LINK of the link's rate; between hosts, each device of a group has a network card
+An update or a score takes the longer of its products and its gathers and scatters, and then its sums. Each part of a
+decode step takes the longer of its reads and its products, and each layer STEP_OVERHEAD. What waits in host memory
+(`mesh.offload`) is copied while nothing else is done. Parsing, grading and evaluation are not counted.
 """
 
 import math
@@ -32,10 +25,10 @@ from tango_jax.planning.costs import (
     score_flops,
     update_flops,
 )
-from tango_jax.planning.hlo import Collective, ring_bytes
 from tango_jax.planning.job import Job, SizedPolicy, device_bytes
 from tango_jax.planning.programs import Program
 from tango_jax.planning.targets import Target
+from tango_jax.planning.traffic import Collective, ring_bytes
 from tango_jax.planning.workload import (
     NOTHING,
     Measured,
@@ -45,7 +38,6 @@ from tango_jax.planning.workload import (
     stage_one_workload,
     update_workload,
 )
-from tango_jax.rl.policy import Policy
 from tango_jax.rl.score import is_chunked
 
 # Products of 8,000 x 8,000 on an A100, as measured in github.com/bewantbe/busy-gemm-benchmark: 14.1 of 19.5 TFLOP/s in
@@ -63,7 +55,6 @@ class TimeModel(NamedTuple):
     target: Target
 
     def matmul_seconds(self, flops: Flops, model: ModelConfig, kind: str = "update") -> float:
-        """Of products in a kind of work, `update`, `score` or `prefill`."""
         target, share = self.target, getattr(self.target.reached.likely, kind)
         layers = head = share * target.flops
         if model.compute_dtype == "float32":
@@ -72,7 +63,7 @@ class TimeModel(NamedTuple):
             is_exact = model.head_precision == "highest" or target.platform == "cpu"
             of_highest = SHARE_OF_FLOAT32 if target.platform == "gpu" else share
             head = of_highest * target.flops_highest if is_exact else head / 3
-        return flops.seconds(layers, head)
+        return flops.layers / layers + flops.head / head
 
     def read_seconds(self, size: float) -> float:
         return size / (self.target.read * self.target.reached.likely.read)
@@ -93,7 +84,6 @@ class TimeModel(NamedTuple):
     def training_seconds(
         self, policy: SizedPolicy, program: Program, flops: Flops, passes: UpdateWorkload, kind: str = "update"
     ) -> float:
-        """All micro-batches of an update or a score (`kind`)."""
         model, count, calls = policy.model_config, passes.micro_batches, passes.calls
         overlapped = [item for item in program.collectives if item.kind in OVERLAPPED]
         inside = sum(self.transfer_seconds(item) for item in overlapped if item.in_pass)
@@ -103,7 +93,6 @@ class TimeModel(NamedTuple):
         return count * max(self.matmul_seconds(flops, model, kind), inside) + outside + sums
 
     def sampling_seconds(self, policy: SizedPolicy, done: SamplingWorkload) -> float:
-        """All decode batches of a phase."""
         model, placement = policy.model_config, policy.placement
         tensor, groups = placement.local.shape["tensor"], placement.row_multiple
         prompts = done.prompts / groups
@@ -123,13 +112,12 @@ class TimeModel(NamedTuple):
     def step_seconds(
         self, model: ModelConfig, prefixes: float, prompt: float, rows: float, cache: float, tensor: int
     ) -> float:
-        """One decode step of `rows` rows, which read so many columns of `prefixes` prompts' caches and of their own."""
+        """One decode step of `rows` rows, which read `prompt` columns of `prefixes` caches and `cache` of their own."""
         parts = decode_parts(model, prefixes, prompt, rows, cache, tensor)
         layers = model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor))
         return sum(self.part_seconds(part, model) for part in parts) + layers
 
     def part_seconds(self, part: StepPart, model: ModelConfig) -> float:
-        """The longer of its reads and its products."""
         return max(self.read_seconds(part.read), self.matmul_seconds(part.flops, model, "prefill"))
 
     def _sums(self, model: ModelConfig, rows: float, tensor: int) -> float:
@@ -153,28 +141,14 @@ class TurnTimes(NamedTuple):
         return sum(self.seconds.values())
 
 
-class StageOneTimes(NamedTuple):
-    """Stage 1 of one role."""
-
-    steps: int
-    passes: UpdateWorkload  # of one step
-    flops: Flops  # of one micro-batch on one device
-    step_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """All steps, without evaluations and checkpoints."""
-        return self.steps * self.step_seconds
-
-
-def stage_one_times(job: Job, programs: dict[str, Program], target: Target, role: str, filled: float) -> StageOneTimes:
-    """Stage 1 of a role that has one (`job.stage_one`)."""
+def stage_one_step_seconds(
+    job: Job, programs: dict[str, Program], target: Target, role: str, filled: float
+) -> float:
     times, policy = TimeModel(target), job.policies[role]
     passes = stage_one_workload(job, role, filled)
     _, flops = function_flops(policy, passes.tokens)
-    seconds = times.training_seconds(policy, programs[f"{role}/sft"], flops, passes)
-    seconds += times.read_seconds(optimizer_bytes(device_bytes(policy.state), device_bytes(policy.state.params)))
-    return StageOneTimes(policy.config.sft.steps, passes, flops, seconds)
+    step = times.read_seconds(optimizer_bytes(device_bytes(policy.state), device_bytes(policy.state.params)))
+    return step + times.training_seconds(policy, programs[f"{role}/sft"], flops, passes)
 
 
 def turn_times(
@@ -194,7 +168,7 @@ def turn_times(
 
 
 def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
-    """{role that samples: (prompts, responses of each)} in the turn in which `role` is updated."""
+    """{sampling role: (prompts, responses of each)} in the turn in which `role` is updated."""
     requests: dict[str, tuple[int, int]] = {}
     for call in load_method(job.config).rehearsals[role].calls.values():
         prompts, samples = math.ceil(call.prompts * job.prompts / job.config.rl.prompts_per_step), call.samples
@@ -209,7 +183,7 @@ def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
 def trained_seconds(
     job: Job, programs: dict[str, Program], target: Target, role: str, passes: UpdateWorkload
 ) -> dict[str, float]:
-    """Scoring and updating, and what has to come from host memory for it and go back."""
+    """Scoring and updating, with copies from and to host memory."""
     times, policy = TimeModel(target), job.policies[role]
     state = policy.state
     loss, is_offloaded = policy.config.loss, policy.config.mesh.offload
@@ -224,11 +198,11 @@ def trained_seconds(
 
 
 def scores_of(policy: SizedPolicy) -> int:
-    """How often a batch is scored: by the reference, and by the policy itself before the first of several updates."""
+    """Scores of a batch: by the reference, and by the policy before the first of several updates."""
     return (policy.config.loss.kl_coef > 0) + (policy.config.loss.minibatches * policy.config.loss.epochs > 1)
 
 
-def function_flops(policy: Policy | SizedPolicy, tokens: MicroBatchShape) -> tuple[Flops, Flops]:
+def function_flops(policy: SizedPolicy, tokens: MicroBatchShape) -> tuple[Flops, Flops]:
     """(score, update) of one micro-batch on one device."""
     model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
     shape = (model, tokens, tensor, model.attention)
@@ -236,6 +210,6 @@ def function_flops(policy: Policy | SizedPolicy, tokens: MicroBatchShape) -> tup
 
 
 def reshard_seconds(times: TimeModel, layout: Program) -> float:
-    """Parameters sent to where they are sampled with, and written there."""
+    """Parameters sent to the layout of sampling, and written there."""
     sent = sum(times.transfer_seconds(item) for item in layout.collectives)
     return sent + times.read_seconds(layout.output + layout.argument)

@@ -1,7 +1,6 @@
-"""What devices must send each other in a pass of a function, by arithmetic alone.
+"""What devices must send each other in a function, by arithmetic.
 
-In: a model, its mesh and the tokens of one micro-batch of a shard. Out: collectives, as `hlo.py` reads them from a
-compiled program. Predicted times count them; tests/planning/test_collectives.py holds compiled programs against them.
+tests/planning/test_collectives.py compares it with compiled programs.
 """
 
 import dataclasses
@@ -14,23 +13,45 @@ from jax.sharding import AbstractMesh, Mesh
 
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.costs import MicroBatchShape, head_parts
-from tango_jax.planning.hlo import Collective
 from tango_jax.rl import score
 from tango_jax.sharding.layouts import PARAM_SPECS, fit_spec, param_name
 from tango_jax.weights.hf_layout import abstract_params
 
 
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One kind of exchange between devices, as often as it is made."""
+
+    kind: str  # all-gather, reduce-scatter, all-reduce or, in compiled programs, others of XLA's
+    size: int  # bytes of the whole array: what an all-gather gives, a reduce-scatter takes, an all-reduce sums
+    members: tuple[int, ...]  # devices of a group, as places in the mesh
+    times: int  # in a pass or in all
+    in_pass: bool  # in each micro-batch of an update, or step of a decode
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that a device receives, as ring algorithms send them."""
+        count = len(self.members)
+        if self.kind == "collective-permute":
+            return float(self.times * self.size) if count > 1 else 0.0
+        return self.times * ring_bytes(self.kind, self.size, count)
+
+
+def ring_bytes(kind: str, size: float, count: int) -> float:
+    """Bytes that each of `count` devices receives when an array of `size` bytes is gathered, scattered or summed."""
+    return size * (count - 1) / count * (2 if kind == "all-reduce" else 1)
+
+
 def update_traffic(
     model: ModelConfig, mesh: Mesh | AbstractMesh, tokens: MicroBatchShape, chunk: int
 ) -> list[Collective]:
-    """What devices must send each other for one micro-batch of an update.
+    """For one micro-batch of an update:
 
-    all-gather      each matrix over fsdp, in the dtype of its use; twice for layers (the backward pass does it again
-                    unless nothing is rematerialised); embedding and head once, a tied table once for each dtype
-    reduce-scatter  their gradients, once, in grad_reduce_dtype or the dtype of use, whichever is wider
-    all-reduce      over data: the gradient of each stored part, in param_dtype; over all rows: that of what is not
-                    split over fsdp. Over tensor: activations [tokens, D], twice a layer in the forward pass, once more
-                    where it is rematerialised, twice in the backward pass; once for the embedding, once for the loss
+    all-gather      each matrix over fsdp, in the dtype of its use; a layer's twice with remat, a tied table's once each
+    reduce-scatter  their gradients, in grad_reduce_dtype or the dtype of use, whichever is wider
+    all-reduce      over data: the gradient of each stored part, in param_dtype; over all rows: of what fsdp does not
+                    split. Over tensor: activations [tokens, D], twice a layer in the forward pass, once more with
+                    remat, twice in the backward pass; once for the embedding, once for the loss
     """
     shape, width = mesh.shape, dtype_widths(model)
     found = _gathers(model, mesh, 1 if model.remat == "none" else 2)
@@ -52,13 +73,13 @@ def update_traffic(
 def score_traffic(
     model: ModelConfig, mesh: Mesh | AbstractMesh, tokens: MicroBatchShape, chunk: int
 ) -> list[Collective]:
-    """What devices must send each other to score one micro-batch: gathers and sums of a forward pass."""
+    """For scoring one micro-batch."""
     sums = _tensor_sums(model, mesh, tokens, chunk, layer_sums=2, is_update=False)
     return _between_devices([*_gathers(model, mesh, 1), *sums])
 
 
 def dtype_widths(model: ModelConfig) -> dict[str, int]:
-    """Bytes of a number, by what it is used for."""
+    """Bytes of a number, by its use."""
     return {name: np.dtype(getattr(model, f"{name}_dtype")).itemsize
             for name in ("param", "compute", "head", "grad_reduce")}
 
@@ -75,7 +96,7 @@ def _param_sizes(model: ModelConfig) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def axis_members(mesh: Mesh | AbstractMesh, *axes: str) -> tuple[int, ...]:
-    """Places, in the order of the mesh's devices, of those that differ from the first one on these axes alone."""
+    """Places in the mesh of the devices that differ from the first one on these axes alone."""
     places = np.arange(mesh.size).reshape(tuple(mesh.shape.values()))
     first = tuple(slice(None) if name in axes else 0 for name in mesh.shape)
     return tuple(int(place) for place in places[first].reshape(-1))
@@ -104,7 +125,6 @@ def _gathers(model: ModelConfig, mesh: Mesh | AbstractMesh, layer_times: int) ->
 
 
 def _uses(model: ModelConfig, name: str) -> list[str]:
-    """The type of each use of a parameter."""
     if name.startswith("layers/"):
         return ["compute"]
     return ["compute"] * (name == "embed") + ["head"] * (name == ("embed" if model.tied_head else "head"))

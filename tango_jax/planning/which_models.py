@@ -1,8 +1,6 @@
-"""Which published models a machine has room for in both roles, and how long a turn takes.
+"""Which published models a machine has room for in both roles, and how long a turn takes: `plan --target=NAME:DEVICES`.
 
-In: a target. Out: two records for each model of weights/presets.py, with all parameters trained and with adapters.
-Stage: `plan` without a configuration. Nothing is compiled: memory and times are by arithmetic (estimates.py, times.py),
-in the sizes that own_problems chooses.
+Memory and times are by arithmetic, in the sizes that own_problems chooses.
 """
 
 from collections import Counter
@@ -39,12 +37,12 @@ class Fit(NamedTuple):
     rank: int  # of the adapters; 0: all parameters are trained
     peak: float  # bytes of a device at the fullest moment; 0: not even the states fit
     turn_seconds: float  # mean over the turns of both roles
-    turn_seconds_between: tuple[float, float]  # if all work is as quick as measurements of its kind allow, and as slow
+    turn_seconds_between: tuple[float, float]  # as the quickest and the slowest measurements of such work
     fits: bool
 
 
 def which_models(target: Target, machine: Machine, filled: float) -> list[Fit]:
-    """Of every known model, the smallest first, in full and with adapters."""
+    """Every known model, the smallest first, in full and with adapters."""
     found = [_fit(name, rank, target, machine, filled) for name in CONFIG_JSON for rank in (0, ADAPTER_RANK)]
     sizes = {name: num_parameters(preset_model(name)) for name in CONFIG_JSON}
     return sorted(found, key=lambda fit: (sizes[fit.name], fit.name, fit.rank))
@@ -70,7 +68,7 @@ def _fit(name: str, rank: int, target: Target, machine: Machine, filled: float) 
 
 
 def models_config(name: str, rank: int, machine: Machine) -> ConfigDict:
-    """Both roles on one model, as own_problems would have them; batches are not set yet."""
+    """Both roles on one model, as own_problems sets them; batches are not set yet."""
     config, scale = default_config(), machine.scale
     settings = OpenSettings(config, ())
     for role in ROLES:
@@ -87,7 +85,6 @@ def models_config(name: str, rank: int, machine: Machine) -> ConfigDict:
 
 
 def show_models(found: list[Fit], target: Target, machine: Machine, console: Console) -> None:
-    """Print the table."""
     def cell(fit: Fit) -> tuple[str, str]:
         if not fit.peak:
             return "no", ""

@@ -1,9 +1,6 @@
-"""How much of everything a turn does: micro-batches, decode batches and their steps, for lengths that are assumed.
+"""Micro-batches, decode batches and their steps in a turn of the busiest process, from assumed or measured lengths.
 
-In: the job, and how long prompts and responses are. Out: counts of passes and tokens of the busiest process. Stage:
-`plan`, before times are predicted; memory does not depend on it.
-
-Lengths are spread evenly, with a mean of `filled` of the longest one allowed, or as a run's metrics say (`Lengths`).
+Assumed lengths are spread evenly, with a mean of `filled` of the longest allowed.
 """
 
 import math
@@ -39,8 +36,7 @@ class DecodeSegment(NamedTuple):
 
 
 class SamplingWorkload(NamedTuple):
-    """One phase of sampling in the busiest process: decode batches that follow each other, all alike; with a budget of
-    cached tokens, one that is refilled."""
+    """One phase of sampling: equal decode batches, or with a budget of cached tokens one that is refilled."""
 
     batches: int
     prompts: int  # of a prompts' pass
@@ -51,7 +47,6 @@ class SamplingWorkload(NamedTuple):
 
     @property
     def pass_lengths(self) -> tuple[int, ...]:
-        """Bucket of each prompts' pass of a batch."""
         return self.chunk_lengths or (self.prompt_length,)
 
 
@@ -80,7 +75,6 @@ def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray
 
 
 def update_workload(job: Job, role: str, filled: float, measured: Measured = NOTHING) -> UpdateWorkload:
-    """What `pack` makes of a turn's sequences."""
     config, shards = job.policies[role].config, job.policies[role].placement.num_local_shards
     prompts, M = trained_groups(job, role)
     responses = shuffled(response_lengths(config, prompts * M, filled, measured.get(role)))
@@ -106,7 +100,7 @@ def trained_groups(job: Job, role: str) -> tuple[int, int]:
 
 
 def stage_one_workload(job: Job, role: str, filled: float) -> UpdateWorkload:
-    """What stage 1 makes of the examples of a step, whose prompts and responses together fill a row at most."""
+    """A step of stage 1, whose examples fill a row at most."""
     policy, shards = job.policies[role], job.policies[role].placement.num_local_shards
     shape, count = sft_pack_shape(policy.config), math.ceil(policy.config.sft.batch_size / job.processes)
     lengths = shuffled(evenly_spaced_lengths(count, shape.row_length, filled))
@@ -122,7 +116,6 @@ def shuffled(lengths: np.ndarray) -> np.ndarray:
 def sampling_workload(
     job: Job, role: str, num_prompts: int, group_size: int, filled: float, measured: Measured = NOTHING
 ) -> SamplingWorkload:
-    """What the sampler makes of `num_prompts` prompts with `group_size` responses each."""
     config, buckets, told = job.policies[role].config, job.policies[role].sampler_config, measured.get(role)
     if buckets.cache_tokens:
         return _refilled_batch(buckets, config, num_prompts, group_size, filled, told)
@@ -138,8 +131,7 @@ def sampling_workload(
 def _refilled_batch(
     buckets: SamplerConfig, config: ConfigDict, num_prompts: int, group_size: int, filled: float, told: Lengths | None
 ) -> SamplingWorkload:
-    """What the schedule of continuous batching makes of responses whose lengths come in no order, to prompts that are
-    read longest first."""
+    """Continuous batching: response lengths come in no order, and the longest prompts are read first."""
     prompt_lengths = evenly_spaced_lengths(num_prompts, config.max_prompt, filled)
     prompt_bucket = buckets.prompt_bucket(prompt_lengths[0])
     limits = limits_of(buckets, prompt_bucket, group_size)
@@ -155,7 +147,7 @@ def _refilled_batch(
 
 
 def decode_segments(lengths: np.ndarray, rows: int, buckets: SamplerConfig) -> Iterator[DecodeSegment]:
-    """The shapes that a decode batch goes through: `lengths` of its rows, the longest first, in `rows` places."""
+    """The shapes of a decode batch: `lengths` of its rows, the longest first, in `rows` places."""
     step, cache = 1, buckets.cache_buckets[0]  # prefill has made the first token
     while step < lengths[0]:
         smaller = buckets.smaller_row_bucket(rows)

@@ -127,11 +127,6 @@ CONFIG_JSON = {
 }  # fmt: skip
 
 
-def short_names() -> dict[str, str]:
-    """{"qwen2_5_1_5b": "Qwen/Qwen2.5-1.5B", ...}: the hub ids of the table by names that a shell leaves alone."""
-    return {re.sub(r"[^a-z0-9]+", "_", hub_id.split("/")[1].lower()): hub_id for hub_id in CONFIG_JSON}
-
-
 def known_name(name: str) -> str | None:
     """The checkpoint of the table with the sizes of this hub id; None: there is none.
 

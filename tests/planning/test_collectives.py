@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
+from support.hlo import collectives, wire_bytes_by_kind
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import default_config
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.costs import MicroBatchShape
-from tango_jax.planning.hlo import collectives, wire_bytes_by_kind
 from tango_jax.planning.job import make_job, sized
-from tango_jax.planning.programs import compile_one, lowered_functions
+from tango_jax.planning.programs import examine, lowered_functions
 from tango_jax.planning.sources import blank_tokenizer
 from tango_jax.planning.targets import TARGETS, missing_compilers, open_devices
 from tango_jax.planning.traffic import update_traffic
@@ -128,11 +128,13 @@ def test_the_update_of_the_7b_config_compiled_for_its_target(name, axes):
     devices = open_devices(target, 32)
     job = make_job(config, devices, target.per_host)
     policy, batch = job.policies["generator"], job.policies["generator"].batch
-    program = compile_one(lowered_functions(job, "generator")["update"](), devices.compiler_options, 32)
+    lowered = lowered_functions(job, "generator")["update"]()
+    compiled = lowered.compile(compiler_options=devices.compiler_options or None)
+    program = examine(compiled)
     (_, _, Q, X), (_, _, R, T) = batch.prefix_token_NZQX.shape, batch.token_NZRT.shape
     need = needed(policy.model_config, policy.placement.train, MicroBatchShape(R, T, Q, X), 512)
     # One micro-batch, the worst case: what is sent once for all of them then counts in full.
-    found = wire_bytes_by_kind(program.collectives, passes=1)
+    found = wire_bytes_by_kind(collectives(compiled.as_text(), 32), passes=1)
     print(name, axes, {kind: f"{need.get(kind, 0) / 1e9:.2f} GB needed, {found.get(kind, 0) / 1e9:.2f} GB found"
                  for kind in need | found})  # fmt: skip
     assert all(size <= ALLOWED * need[kind] + 1e6 for kind, size in found.items())

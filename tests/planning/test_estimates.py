@@ -7,6 +7,7 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh
 
+from support.hlo import collectives, wire_bytes_by_kind
 from support.paths import ROOT
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
@@ -14,11 +15,10 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning import estimates
 from tango_jax.planning.costs import MicroBatchShape
 from tango_jax.planning.estimates import estimated_programs
-from tango_jax.planning.hlo import wire_bytes_by_kind
-from tango_jax.planning.job import make_job, resized, sized_job
+from tango_jax.planning.job import make_job, sized_job
 from tango_jax.planning.machines import Machine
 from tango_jax.planning.memory import phases
-from tango_jax.planning.programs import compile_job
+from tango_jax.planning.programs import examine, lowered_functions
 from tango_jax.planning.run_plan import PlanOptions
 from tango_jax.planning.targets import TARGETS, Devices
 from tango_jax.planning.times import trained_seconds
@@ -44,6 +44,13 @@ def devices_of(options: PlanOptions) -> Devices:
 def job():
     options = options_of()
     return make_job(options.config, devices_of(options), options.per_process)
+
+
+def resized(job, config):
+    """The job with these settings."""
+    models = {role: dataclasses.replace(policy.model_config, remat=config[role].model.remat)
+              for role, policy in job.policies.items()}  # fmt: skip
+    return sized_job(config, models, job.machine)
 
 
 def described(tree):
@@ -119,12 +126,13 @@ def test_traffic_of_scoring_by_hand():
 def test_estimates_of_compiled_programs(settings):
     """What is called known is known; what is not is right to a factor of a few; traffic is what is sent."""
     options = options_of(*settings)
-    devices = devices_of(options)
-    job = make_job(options.config, devices, options.per_process)
-    compiled, estimated = compile_job(job, devices, lambda name, seconds: None), estimated_programs(job, "cpu")
+    job = make_job(options.config, devices_of(options), options.per_process)
+    compiled = {f"{role}/{name}": lower().compile() for role in ROLES
+                for name, lower in lowered_functions(job, role).items()}  # fmt: skip
+    estimated = estimated_programs(job, "cpu")
     assert compiled.keys() == estimated.keys()
-    for name, program in compiled.items():
-        estimate = estimated[name]
+    for name, executable in compiled.items():
+        estimate, program = estimated[name], examine(executable)
         print(name, estimate.added, program.added)
         assert program.added / 10 < estimate.added < 10 * program.added, name
         if name.endswith("/layout"):
@@ -132,7 +140,8 @@ def test_estimates_of_compiled_programs(settings):
         if name.endswith(("/layout", "/prefill")):
             assert estimate.output == pytest.approx(program.output, rel=0.01)
         if name.endswith(("/update", "/score", "/sft")):
-            sent, seen = (wire_bytes_by_kind(one.collectives, 1) for one in (estimate, program))
+            found = collectives(executable.as_text(), options.devices)
+            sent, seen = (wire_bytes_by_kind(one, 1) for one in (estimate.collectives, found))
             for kind in ("all-gather", "reduce-scatter"):
                 assert sent.get(kind, 0.0) == pytest.approx(seen.get(kind, 0.0), rel=0.05), (name, kind)
 

@@ -1,7 +1,8 @@
 """Collectives read from HLO text: every form of it that XLA's backends print, with bytes worked by hand."""
 import pytest
 
-from tango_jax.planning.hlo import collectives, group_size, ring_bytes, shape_bytes, wire_bytes_by_kind
+from support.hlo import collectives, group_size, shape_bytes, wire_bytes_by_kind
+from tango_jax.planning.traffic import ring_bytes
 
 # A loop over micro-batches (its limit is data), in it a scan of 28 and one of 3 that only its condition tells.
 PROGRAM = """HloModule jit_update, is_scheduled=true

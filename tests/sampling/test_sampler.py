@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from support.hlo import collectives
 from support.tiny_sampler import FLOAT, MODEL, STOP_IDS, assert_same, random_params
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
-from tango_jax.planning.hlo import collectives
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.score import make_score
 from tango_jax.runtime.rng import step_key

@@ -17,7 +17,7 @@ def absent_devices(name: str) -> list:
     if missing := missing_compilers(target):
         pytest.skip(f"needs {', '.join(missing)} (CPU hosts too)")
     if target.platform == "gpu":
-        text = (ROOT / f"tango_jax/planning/gpu_targets/{name.removesuffix('-80gb')}.txtpb").read_text()
+        text = (ROOT / f"tango_jax/planning/gpu_targets/{name}.txtpb").read_text()
         return topologies.get_topology_desc(
             topology_name="", platform="cuda", target_config=text, topology="1x1x8"
         ).devices

@@ -57,7 +57,7 @@ def main() -> None:
     job = make_job(load_config(str(CONFIG), settings()), Devices(jax.devices()[:1], True, {}), 1)
     policy = job.functions["generator"]
     compiled = {name: lower().compile() for name, lower in lowered_functions(job, "generator").items()}
-    programs = {f"generator/{name}": examine(program, 1) for name, program in compiled.items()}
+    programs = {f"generator/{name}": examine(program) for name, program in compiled.items()}
     predicted = {phase.name.split("/")[1]: phase.peak for phase in phases(job, programs)}
     make_state = policy.init.lower(step_key(0, "plan")).compile()
     shapes = job.policies["generator"]

@@ -1,15 +1,13 @@
 """The collectives of a compiled program, from its HLO text.
 
-In: the text of an executable. Out: one record per collective instruction: its kind, the bytes of the whole array, the
-devices that take part, and how often it runs. Stage: `plan`, after a function is compiled.
-
 A loop of known length multiplies what is inside it. The loop over micro-batches (of an update) or steps (of a decode)
 has a length that only the data tell: what is inside is counted for one pass.
 """
 
-import dataclasses
 import math
 import re
+
+from tango_jax.planning.traffic import Collective
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2}  # the other types carry their bits in their name: f32, s8, f8e4m3fn
@@ -21,30 +19,6 @@ _WHILE = re.compile(r" while\(.*condition=%?([\w.-]+), body=%?([\w.-]+)")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z\d]*)\[([\d,]*)\]")
 _COMPARED = re.compile(r"ROOT .* compare\(%?([\w.-]+), %?([\w.-]+)\), direction=LT")
-
-
-@dataclasses.dataclass(frozen=True)
-class Collective:
-    """One instruction, as often as it runs."""
-
-    kind: str  # one of KINDS
-    size: int  # bytes of the whole array: what an all-gather gives, a reduce-scatter takes, an all-reduce sums
-    members: tuple[int, ...]  # devices of a group, as places in the mesh; of a compiled program their number counts
-    times: int  # runs, in a pass or in all
-    in_pass: bool  # inside the loop whose length only the data tell
-
-    @property
-    def wire_bytes(self) -> float:
-        """Bytes that a device receives, as ring algorithms send them; 0 where a device is alone in its group."""
-        count = len(self.members)
-        if self.kind == "collective-permute":
-            return float(self.times * self.size) if count > 1 else 0.0
-        return self.times * ring_bytes(self.kind, self.size, count)
-
-
-def ring_bytes(kind: str, size: float, count: int) -> float:
-    """Bytes that each of `count` devices receives when an array of `size` bytes is gathered, scattered or summed."""
-    return size * (count - 1) / count * (2 if kind == "all-reduce" else 1)
 
 
 def collectives(text: str, num_devices: int) -> list[Collective]:
@@ -71,8 +45,7 @@ def collectives(text: str, num_devices: int) -> list[Collective]:
 
 
 def wire_bytes_by_kind(found: list[Collective], passes: float, calls: int = 1) -> dict[str, float]:
-    """Bytes that a device receives in all, {kind: bytes}, where the loop of unknown length runs `passes` times in so
-    many calls of the program."""
+    """{kind: bytes} that a device receives in `calls` calls of a function, with `passes` passes in all of them."""
     total = {}
     for item in found:
         total[item.kind] = total.get(item.kind, 0.0) + item.wire_bytes * (passes if item.in_pass else calls)
