@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from tango_jax.data.teacher_rows import write_part
 from tango_jax.evaluation.sets import Claim, SolveSet
-from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.shards import GREEDY, Shard, SolvedRow, read_shard
 from tango_jax.evaluation.voting import NO_ANSWER, answer_classes
 from tango_jax.grading import parse_solution
@@ -20,12 +20,20 @@ from tango_jax.tasks.own_grader import grade_solutions, version_of
 from tango_jax.text.templates import generator_prompt
 
 
-def samples_of(settings: Settings) -> list[int]:
-    """Return the sample numbers of a problem's solutions."""
-    return [*([] if settings.skip_greedy else [GREEDY]), *range(settings.samples)]
+class Pass(NamedTuple):
+    """Solutions of every problem that are sampled in the same way."""
+
+    samples: tuple[int, ...]
+    temperature: float
+    top_p: float
 
 
-def solve_shard(sampler: CheckpointSampler, shard: Shard, settings: Settings) -> list[SolvedRow]:
+def samples_of(passes: Sequence[Pass]) -> list[int]:
+    """The sample numbers of a problem's solutions."""
+    return [sample for one in passes for sample in one.samples]
+
+
+def solve_shard(sampler: CheckpointSampler, shard: Shard, passes: Sequence[Pass], seed: int) -> list[SolvedRow]:
     """Every solution of a shard, problem by problem. A problem whose prompt is too long counts as answered wrong."""
     solve_set: SolveSet = shard.set
     prompts = [generator_prompt(sampler.template, sampler.tokenizer, problem) for _, problem in shard.items]
@@ -33,17 +41,14 @@ def solve_shard(sampler: CheckpointSampler, shard: Shard, settings: Settings) ->
     numbers = [shard.items[p][0] for p in fitting]
     chosen = [prompts[p] for p in fitting]
     responses: dict[tuple[int, int], tuple] = {}  # (number, sample) -> tokens, is_truncated
-    passes = [] if settings.skip_greedy else [((GREEDY,), 0.0, 1.0)]
-    if settings.samples:
-        passes.append((tuple(range(settings.samples)), settings.temperature, settings.top_p))
     for samples, temperature, top_p in passes if fitting else ():
         # Of several seeds and sets none shares its randomness; the first 4 of 8 samples are the 4 of another run.
         row_PM = np.array([[number * MAX_SAMPLES + max(0, sample) for sample in samples] for number in numbers])
-        key = rng.step_key(settings.seed, "evaluate", solve_set.name)
+        key = rng.step_key(seed, "evaluate", solve_set.name)
         rollout = sampler.sample(chosen, row_PM, key, temperature, top_p)
         keys = [(number, sample) for number in numbers for sample in samples]
         responses |= dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
-    return _rows(sampler, solve_set, shard.items, responses, samples_of(settings))
+    return _rows(sampler, solve_set, shard.items, responses, samples_of(passes))
 
 
 def _rows(
@@ -70,7 +75,7 @@ def _rows(
 
 
 def _graded(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[SolvedRow]:
-    """Return the rows with the grades of their texts, which may have been graded before."""
+    """The rows with the grades of their texts, which may have been graded before."""
     problems = dict(solve_set.problems)
     report = grade_solutions(solve_set, [problems[row.number] for row in rows], [row.text for row in rows])
     keys = [(row.number, row.sample) for row in rows]
@@ -85,7 +90,7 @@ def _graded(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[SolvedRow]:
 
 
 def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> dict[tuple[int, int], int]:
-    """Return the answer class of every sampled solution among those of its problem; NO_ANSWER for greedy ones."""
+    """The answer class of every sampled solution; NO_ANSWER for greedy ones."""
     groups: dict[int, list[int]] = {}
     for index, (number, sample) in enumerate(keys):
         if sample != GREEDY:
@@ -101,12 +106,9 @@ def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> d
 
 
 def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
-    """Read the rows of an earlier attempt at a shard; return None if they are incomplete.
+    """The rows of an earlier attempt at a shard, graded anew if the grader's file was edited; None if incomplete.
 
-    Grades that another version of a user's grader gave are given anew, in the file as well.
-
-    Raises:
-        ValueError: the rows are complete but belong to other problems, or the user's grader failed.
+    Raises ValueError if the rows belong to other problems, or the grader failed.
     """
     solve_set: SolveSet = shard.set
     rows = read_shard(shard.path, SolvedRow)
@@ -127,7 +129,6 @@ def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
 
 
 def claims_of(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[Claim]:
-    """Return the solutions as claims for a verifier to judge."""
     problems = dict(solve_set.problems)
     return [
         Claim(

@@ -1,8 +1,7 @@
-"""Shards of work that survive an interruption: rows of solutions and judgements, their files, and what is left to do.
+"""Shards of work that survive an interruption: their rows, their files, and what is left to do.
 
-A shard covers a few problems of one set. Its file appears complete or not at all, so a kill costs only the current
-shard. Several processes share the missing shards; each one writes those that it computed, and all have all rows
-afterwards.
+A shard's file appears complete or not at all, so a kill costs only the current shard. Processes share the missing
+shards, and all have all rows afterwards.
 """
 
 import dataclasses
@@ -90,7 +89,7 @@ def digest(*texts: str) -> str:
 
 
 def read_shard(path: Path, row_class: type) -> list | None:
-    """Read the rows of a shard's file; return None if it is missing, or damaged so that the work must be repeated."""
+    """The rows of a shard's file; None if it is missing or damaged."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
         return [row_class(**_tuples(json.loads(line))) for line in lines]
@@ -110,13 +109,7 @@ def complete_shards(
     work_fn: Callable[[Any, Shard], list],
     console: Console,
 ) -> list[list]:
-    """Return the rows of every shard, including those of an earlier attempt; compute those that are missing.
-
-    Args:
-        read_fn: a shard's rows from its file, or None.
-        open_fn: makes what `work_fn` needs: a sampler with its weights.
-        work_fn: does a shard.
-    """
+    """The rows of every shard: from its file (`read_fn`), or computed (`work_fn`) with what `open_fn` opens once."""
     # What the first process finds counts: another may see a file earlier or later, or have a disk of its own.
     found = hosts.from_first([read_fn(shard) for shard in shards])
     missing = [index for index, rows in enumerate(found) if rows is None]

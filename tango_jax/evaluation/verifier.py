@@ -6,9 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tango_jax.data.processbench import NO_ERROR
-from tango_jax.evaluation.generator import samples_of
 from tango_jax.evaluation.sets import Claim
-from tango_jax.evaluation.settings import Settings
 from tango_jax.evaluation.shards import JudgedRow, Shard, digest, read_shard
 from tango_jax.grading import parse_verification
 from tango_jax.records import Verification
@@ -17,17 +15,17 @@ from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
 from tango_jax.text.templates import verifier_prompt
 
 
-def judge_shard(sampler: CheckpointSampler, shard: Shard, settings: Settings) -> list[JudgedRow]:
-    """`votes` verifications of every claim, claim by claim: one is greedy, several are sampled."""
-    votes, per_problem = settings.votes, len(samples_of(settings))
+def judge_shard(
+    sampler: CheckpointSampler, shard: Shard, votes: int, temperature: float, num_samples: int, seed: int
+) -> list[JudgedRow]:
+    """`votes` verifications of every claim, claim by claim; `num_samples`: the solutions of each problem."""
     prompts = [_prompt(sampler, claim) for claim in shard.items]
     asked = [c for c, prompt in enumerate(prompts) if prompt is not None]
     responses: dict[tuple[int, int], tuple] = {}  # (claim, vote) -> tokens, is_truncated
     if asked:
-        places = [shard.items[c].number * (per_problem + 1) + shard.items[c].sample + 1 for c in asked]
+        places = [shard.items[c].number * (num_samples + 1) + shard.items[c].sample + 1 for c in asked]
         row_PM = np.array([[place * votes + vote for vote in range(votes)] for place in places]) % 2**31  # int32
-        key = rng.step_key(settings.seed, "judge", shard.set.name)
-        temperature = settings.verifier_temperature if votes > 1 else 0.0
+        key = rng.step_key(seed, "judge", shard.set.name)
         rollout = sampler.sample([prompts[c][0] for c in asked], row_PM, key, temperature)
         keys = [(c, vote) for c in asked for vote in range(votes)]
         responses = dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
@@ -39,7 +37,7 @@ def judge_shard(sampler: CheckpointSampler, shard: Shard, settings: Settings) ->
 
 
 def _prompt(sampler: CheckpointSampler, claim: Claim) -> tuple[list[int], bool] | None:
-    """Prompt ids and whether the solution was shortened; None where there is nothing to judge or no room for it."""
+    """Prompt ids and whether the solution was shortened; None if there is nothing to judge, or no room."""
     if not claim.may_be_judged:
         return None
     solution = claim.solution
@@ -67,7 +65,7 @@ def _row(
 
 
 def read_judged(shard: Shard, votes: int) -> list[JudgedRow] | None:
-    """Read the rows of an earlier attempt at a shard; return None if they are incomplete or of other solutions."""
+    """The rows of an earlier attempt at a shard; None if they are incomplete or of other solutions."""
     rows = read_shard(shard.path, JudgedRow)
     wanted = [
         (claim.number, claim.sample, vote, digest(claim.solution.problem.question, claim.solution.text))
@@ -79,27 +77,23 @@ def read_judged(shard: Shard, votes: int) -> list[JudgedRow] | None:
 
 
 def as_verification(row: JudgedRow) -> Verification:
-    """Convert a row to the record that `scores.py` takes."""
     return Verification(row.text, row.judgements, row.verdict, row.format_score, row.is_aligned, ())
 
 
 def first_wrong(row: JudgedRow) -> int | None:
-    """Return the index of the first step judged wrong, NO_ERROR if there is none; None if judgements are misaligned."""
+    """The first step judged wrong, or NO_ERROR; None if misaligned."""
     if not row.is_aligned:
         return None
     return next((k for k, judgement in enumerate(row.judgements) if not judgement), NO_ERROR)
 
 
 def voted_first_wrong(rows: Sequence[JudgedRow]) -> int | None:
-    """Return the first wrong step by majority of the aligned votes; None without any. The earliest vote breaks ties."""
+    """The first wrong step by majority of the aligned votes; the earliest vote breaks ties."""
     cast = [index for row in rows if (index := first_wrong(row)) is not None]
     return Counter(cast).most_common(1)[0][0] if cast else None
 
 
 def scores_of(rows: Sequence[JudgedRow]) -> dict[str, float]:
-    """Score one solution over its votes: the share of CORRECT verdicts, and the mean share of approved steps.
-
-    An invalid verdict and a misaligned verification approve nothing.
-    """
+    """Share of CORRECT verdicts, and mean share of approved steps, of one solution over its votes."""
     approved = [sum(row.judgements) / len(row.judgements) if row.is_aligned else 0.0 for row in rows]
     return {"verdict": float(np.mean([row.verdict == "CORRECT" for row in rows])), "steps": float(np.mean(approved))}
