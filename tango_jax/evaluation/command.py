@@ -10,12 +10,19 @@ from ml_collections import ConfigDict
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import check_options
 from tango_jax.config import ROLES, default_config
-from tango_jax.evaluation.generator import Pass, claims_of, read_solved, samples_of, solve_shard
 from tango_jax.evaluation.measures import SetResult, judge_result, solve_result
 from tango_jax.evaluation.output import write_rows, write_tables
+from tango_jax.evaluation.responses import (
+    Pass,
+    claims_of,
+    judge_shard,
+    read_judged,
+    read_solved,
+    samples_of,
+    solve_shard,
+)
 from tango_jax.evaluation.sets import GROUPS, SYNTHETIC_STEPS, EvalSet, JudgeSet, SolveSet, grader_name, open_sets
 from tango_jax.evaluation.shards import GREEDY, Shard, complete_shards, digest
-from tango_jax.evaluation.verifier import judge_shard, read_judged
 from tango_jax.grading import check_grader
 from tango_jax.records import Problem
 from tango_jax.runtime import hosts
@@ -89,27 +96,19 @@ class Settings:
 
     @property
     def judge(self) -> str:
-        """The model that judges the sets that need no solver."""
         return self.verifier or self.checkpoint
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        """The greedy attempt, and the samples."""
         greedy, sampled = Pass((GREEDY,), 0.0, 1.0), Pass(tuple(range(self.samples)), self.temperature, self.top_p)
         return (greedy,) * (not self.skip_greedy) + (sampled,) * bool(self.samples)
 
     def sampler(self, role: str) -> CheckpointSamplerSettings:
-        """What the sampler of a role is opened with."""
-        own = {
-            "generator": CheckpointSamplerSettings(self.template, self.max_prompt, self.max_new),
-            "verifier": CheckpointSamplerSettings(
-                self.verifier_template, self.verifier_max_prompt, self.verifier_max_new,
-                default_tokens=VERIFIER_TOKENS, max_new_flag="verifier_max_new",
-            ),
-        }[role]  # fmt: skip
-        return dataclasses.replace(
-            own, use_chat=self.use_chat, dtype=self.dtype, rows=self.rows, decode_tensor=self.decode_tensor
-        )
+        prefix, tokens = {"generator": ("", 2048), "verifier": ("verifier_", VERIFIER_TOKENS)}[role]
+        own = {name: getattr(self, f"{prefix}{name}") for name in ("template", "max_prompt", "max_new")}
+        shared = {name: getattr(self, name) for name in ("use_chat", "dtype", "rows", "decode_tensor")}
+        return CheckpointSamplerSettings(**own, **shared, default_tokens=tokens, max_new_flag=f"{prefix}max_new")
+
 
 def parse_settings(doc: str, argv: Sequence[str] | None) -> Settings:
     """Settings from arguments; --help shows `doc` and ends the process. Raises ValueError for what cannot be."""
@@ -224,7 +223,6 @@ def _open(settings: Settings, console: Console) -> tuple[list[EvalSet], dict[str
 
 
 def grader_notes(settings: Settings, sets: Sequence[EvalSet]) -> list[str]:
-    """What a try of the graders shows, and which sets they leave alone."""
     solved = [eval_set for eval_set in sets if isinstance(eval_set, SolveSet)]
     notes = [note for one in solved if one.problems for note in try_grader(one, one.problems[0][1])]
     left = ", ".join(one.name for one in (sets if settings.grader else solved) if not one.is_correct)

@@ -9,11 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tango_jax.data.processbench import NO_ERROR
-from tango_jax.evaluation.generator import claims_of
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, comparable
+from tango_jax.evaluation.responses import as_verification, claims_of, scores_of, voted_first_wrong
 from tango_jax.evaluation.sets import JudgeSet, SolveSet, grader_name
 from tango_jax.evaluation.shards import GREEDY, JudgedRow, SolvedRow
-from tango_jax.evaluation.verifier import as_verification, scores_of, voted_first_wrong
 from tango_jax.evaluation.voting import Ballot, reported_sample_counts, selection_accuracies
 from tango_jax.records import Solution
 from tango_jax.tracking.intervals import (
@@ -101,7 +100,6 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
 
 
 def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
-    """The metrics of the verifier on given solutions."""
     name, by_claim = judge_set.name, _by_claim(judged)
     votes = [by_claim[claim.number, claim.sample] for claim in judge_set.claims]
     metrics, draws_J = [], np.zeros(0)
@@ -139,7 +137,6 @@ def averages(results: Sequence[SetResult]) -> list[Metric]:
 
 
 def value_of(result: SetResult, name: str, k: int | None = None) -> Estimate | None:
-    """The estimate of a metric by its name; None if the set does not have it."""
     return next((m.estimate for m in result.metrics if m.name == name and k in (None, m.k)), None)
 
 
@@ -155,21 +152,15 @@ def _without_interval(set_name: str, name: str, count: int, value: float) -> Met
 
 
 def ballots_of(sampled: Sequence[SolvedRow], by_claim: dict) -> list[Ballot]:
-    """The samples of each problem, in the order of problems."""
     groups: dict[int, list[SolvedRow]] = {}
     for row in sorted(sampled, key=lambda row: (row.number, row.sample)):
         groups.setdefault(row.number, []).append(row)
     ballots = []
     for rows in groups.values():
         scores = [scores_of(by_claim[row.number, row.sample]) for row in rows] if by_claim else []
-        names = scores[0] if scores else ()
-        ballots.append(
-            Ballot(
-                np.array([row.answer_class for row in rows]),
-                np.array([row.is_correct for row in rows]),
-                {name: np.array([score[name] for score in scores]) for name in names},
-            )
-        )
+        by_name = {name: np.array([score[name] for score in scores]) for name in (scores[0] if scores else ())}
+        classes, is_correct = [row.answer_class for row in rows], [row.is_correct for row in rows]
+        ballots.append(Ballot(np.array(classes), np.array(is_correct), by_name))
     return ballots
 
 

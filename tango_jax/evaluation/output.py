@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tango_jax.evaluation.measures import AVERAGE, VERIFIER, Metric, SetResult, averages, value_of
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, SOURCE, has_published, rows_for
+from tango_jax.evaluation.responses import first_wrong
 from tango_jax.evaluation.sets import EvalSet, SolveSet
 from tango_jax.evaluation.shards import JudgedRow, SolvedRow
-from tango_jax.evaluation.verifier import first_wrong
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.model_text import markdown_cell
@@ -30,11 +30,10 @@ FIRST_WRONG = ("f1", "accuracy_erroneous", "accuracy_correct", "rate_misaligned"
 SUMMARY = {"greedy": "greedy", "pass": "pass@n", "majority": "maj@n", "best_of_by_verdict": "best of n, verdict",
            "f1": "first-error F1", "verifier_outcome_f1": "outcome F1", "verifier_step_f1": "step F1"}  # fmt: skip
 TABLES = ("tables.md", "tables.csv")
-CSV_COLUMNS = ("set", "metric", "k", "count", "value", "low", "high", "from")
+CSV_COLUMNS = ("set", "metric", "k", "count", "value", "low", "high")
 
 
 def write_rows(out: Path, eval_set: EvalSet, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow]) -> None:
-    """One line per solution with its verifications."""
     by_claim: dict[tuple[int, int], list[dict]] = {}
     for row in judged:
         fields = {key: value for key, value in dataclasses.asdict(row).items() if key not in ("number", "sample")}
@@ -92,19 +91,11 @@ def markdown(introduction: str, results: Sequence[SetResult], averages: Sequence
 
 
 def csv_text(results: Sequence[SetResult], averages: Sequence[Metric]) -> str:
-    """Every figure, then the published figures of the same sets."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for metric in [metric for result in results for metric in result.metrics] + list(averages):
-        writer.writerow([metric.set, metric.name, metric.k or "", metric.count, *map(_digits, metric.estimate),
-                         "measured"])
-    for result in results:
-        if result.has_published:
-            headline = "f1" if result.name in PROCESSBENCH else "greedy"
-            for row in rows_for((result.name,)):
-                writer.writerow([result.name, headline, "", result.count, _digits(row.scores[result.name] / 100), "",
-                                 "", f"{SOURCE}, table {row.table}: {row.model}"])
+        writer.writerow([metric.set, metric.name, metric.k or "", metric.count, *map(_digits, metric.estimate)])
     return stream.getvalue()
 
 
@@ -125,7 +116,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _comparison(
     group: Sequence[str], average: str, headline: str, results: Sequence[SetResult], averages: Sequence[Metric]
 ) -> list[str]:
-    """This evaluation's figures of the group's sets, and below them the published ones."""
     chosen = {result.name: result for result in results if result.name in group and value_of(result, headline)}
     if not chosen:
         return []
@@ -149,7 +139,6 @@ def _comparison(
 
 
 def _samples(result: SetResult) -> list[str]:
-    """Every rule by the number of samples, with its gain over the majority of all samples."""
     ks = sorted({metric.k for metric in result.metrics if metric.name == "pass"})
     if not ks:
         return []
@@ -181,7 +170,6 @@ def _verifier_details(results: Sequence[SetResult]) -> list[str]:
 
 
 def _set_table(results: Sequence[SetResult]) -> list[str]:
-    """The source of each set, statistics of its solutions, and notes."""
     rows = []
     for result in results:
         tokens = value_of(result, "response_tokens")

@@ -116,7 +116,6 @@ def open_sets(
 
 
 def _resolve(names: Iterable[str]) -> list[tuple[str, str]]:
-    """(name, source) of every set, with groups expanded and default sources filled in."""
     resolved = []
     for text in names:
         name, _, source = text.partition(":")
@@ -138,7 +137,6 @@ def _resolve(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _member_source(group: str, member: str, folder: str) -> str:
-    """The default source of a group's set, or the file of its name in a folder."""
     if not folder:
         return hub_source(member.removeprefix("processbench_")) if group == "processbench" else member
     stems = (member, member.removeprefix("processbench_")) if group == "processbench" else (member,)
@@ -184,13 +182,11 @@ def _processbench(name: str, source: str, problems: int, seed: int) -> JudgeSet:
 
 
 def _min_steps(checkpoint: str) -> int:
-    """Fewest steps of a well-formed solution."""
     own = prompting_of(checkpoint, "generator")
     return own.min_steps if own else MIN_STEPS
 
 
 def task_config(name: str, checkpoint: str) -> ConfigDict:
-    """The settings of a synthetic task: those of the checkpoint's run, or the defaults."""
     config = default_config()
     config.task.name = name
     if kind_of(checkpoint) == "workdir":

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from tango_jax.data.teacher_rows import write_part
 from tango_jax.runtime import hosts
@@ -40,10 +40,7 @@ class SolvedRow:
     grader: str  # empty, or what kept the grader from reading the answer: error, timeout, overlong (wrong)
     graded_by: str = ""  # digest of the user's grader that decided `is_correct`; empty: answers were compared
 
-    @property
-    def shown(self) -> dict[str, float]:
-        """What the progress bar shows the mean of."""
-        return {"correct": self.is_correct, "truncated": self.is_truncated, "tokens": self.num_tokens}
+    shown: ClassVar = {"correct": "is_correct", "truncated": "is_truncated", "tokens": "num_tokens"}  # means
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +61,7 @@ class JudgedRow:
     is_shortened: bool  # the solution was cut to fit the prompt
     is_too_long: bool  # not even the problem fits, or there was nothing to judge: no verdict
 
-    @property
-    def shown(self) -> dict[str, float]:
-        """What the progress bar shows the mean of."""
-        return {"correct": self.verdict == "CORRECT", "aligned": self.is_aligned, "tokens": self.num_tokens}
+    shown: ClassVar = {"format": "format_score", "aligned": "is_aligned", "tokens": "num_tokens"}
 
 
 class Shard(NamedTuple):
@@ -89,7 +83,6 @@ def digest(*texts: str) -> str:
 
 
 def read_shard(path: Path, row_class: type) -> list | None:
-    """The rows of a shard's file; None if it is missing or damaged."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
         return [row_class(**_tuples(json.loads(line))) for line in lines]
@@ -122,7 +115,8 @@ def complete_shards(
             shard = shards[index]
             rows = found[index] = work_fn(ready, shard)
             write_part(shard.path, rows)
-            means = {name: sum(row.shown[name] for row in rows) / len(rows) for name in rows[0].shown}
+            shown = rows[0].shown.items()
+            means = {name: sum(getattr(row, field) for row in rows) / len(rows) for name, field in shown}
             progress.advance(len(shard.items), phase=shard.set.name, **means)
     for index, rows in hosts.join_parts([(index, found[index]) for index in own]):
         found[index] = rows

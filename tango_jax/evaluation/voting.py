@@ -96,7 +96,6 @@ def best_of(ballot: Ballot, score_M: np.ndarray, k: int) -> float:
 
 
 def selection_accuracies(ballot: Ballot, k: int) -> dict[str, float]:
-    """Every rule on one problem; `pass` is the oracle that picks a right sample if there is one."""
     values = {
         "pass": pass_at_k(len(ballot.is_correct_M), int(ballot.is_correct_M.sum()), k),
         "majority": majority(ballot, k),

@@ -367,8 +367,6 @@ def test_published_figures_stand_beside_the_whole_set_only(tokenizer, tmp_path, 
     assert re.search(WHOLE_SET, page["whole"])
     assert "| Tango-Qwen-7B (table 2) | 26.7 |" in page["whole"] and "2505.15034" in page["whole"]
     assert "Tango" not in page["part"]
-    assert 'aime24,greedy,,30,0.267,,,"arXiv 2505.15034, table 2: Tango-Qwen-7B"' in (
-        tmp_path / "whole/tables.csv").read_text()  # fmt: skip
 
 
 def test_what_a_grader_of_ones_own_accepts_stands_beside_no_published_figures(tokenizer, tmp_path, monkeypatch):
@@ -382,7 +380,6 @@ def test_what_a_grader_of_ones_own_accepts_stands_beside_no_published_figures(to
     assert re.search(WHOLE_SET * 2, page)
     assert "Tango" not in page and "2505.15034" not in page and "Not the whole set" not in page
     assert page.index("`own.py:any_answer` decides what is right in aime24, aime25, whose") < page.index("## ")
-    assert "arXiv" not in (tmp_path / "out/tables.csv").read_text()
 
 
 def test_the_published_averages_are_those_of_the_tables():
