@@ -14,16 +14,14 @@ training, and published figures are left out; a run's own grader decides in the 
 file of a grader is edited, the same command grades the stored solutions again.
 
 Every problem is solved once greedily, and --samples times with sampling. With --verifier every solution is judged, and
-best-of-k and weighted voting are compared with majority voting and an oracle. The results are tables.md, tables.csv,
-samples.png (accuracy by the tokens that both roles sample) and rows/SET.jsonl in the output folder. If interrupted, the
-same command resumes at the unfinished shard.
+best-of-k and weighted voting are compared with majority voting and an oracle. The results are tables.md, tables.csv
+and rows/SET.jsonl in the output folder. If interrupted, the same command resumes at the unfinished shard.
 """
 
 from collections.abc import Sequence
 
 from tango_jax.cli.session import session
-from tango_jax.evaluation.command import evaluate_checkpoint, process_config
-from tango_jax.evaluation.settings import parse_settings
+from tango_jax.evaluation.command import evaluate_checkpoint, parse_settings, process_config
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.lock import locked
 

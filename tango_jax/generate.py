@@ -70,11 +70,7 @@ class Work(NamedTuple):
 
 
 def plan_work(config: ConfigDict, template: str, tokenizer: Tokenizer) -> Work:
-    """Select the problems for the teacher, without those whose prompt exceeds generator.max_prompt.
-
-    Raises:
-        ValueError: a file cannot be read, or no problem is short enough.
-    """
+    """The problems for the teacher, without those whose prompt exceeds generator.max_prompt."""
     problem_set = load_task_problems(config.task.train, config.task.row_format)
     numbered = list(enumerate(problem_set.problems))
     if len(numbered) > MAX_PROBLEMS:
@@ -137,7 +133,7 @@ def solve(
 def graded(
     rows: Sequence[TeacherRow], shard: Sequence[tuple[int, Problem]], work: Work, console: Console
 ) -> list[TeacherRow]:
-    """Return the rows of a shard with the grades of their solutions, which may have been graded before."""
+    """The rows of a shard with the grades of their solutions, which may have been graded before."""
     problems, texts = dict(shard), [row.solution for row in rows]
     report = grade_solutions(work, [problems[row.number] for row in rows], texts)
     if failed := report.errors + report.timeouts + report.overlong:
@@ -162,10 +158,9 @@ def read_graded(
 
 
 def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, console: Console) -> list[TeacherRow]:
-    """Return all solutions, including those of earlier attempts. The weights are read only if a part is missing.
+    """All solutions, including those of earlier attempts; the weights are read only if a part is missing.
 
-    Raises:
-        ValueError: the existing parts belong to other problems, or a user's grader failed.
+    Raises ValueError if existing parts belong to other problems, or the grader failed.
     """
     shards = work.shards(SHARD_PROBLEMS)
     # What the first process finds counts: on a network disk, processes may see different parts.
@@ -206,11 +201,7 @@ def identify_teacher(config: ConfigDict, policy: Policy) -> dict[str, str]:
 
 
 def check_teacher(config: ConfigDict, policy: Policy, workdir: Path) -> None:
-    """Check that the parts in the workdir, if any, were written by the same teacher with the same prompt.
-
-    Raises:
-        ValueError: the weights or the template have changed since then.
-    """
+    """Raises ValueError if the teacher's weights or template have changed since the parts were written."""
     path = workdir / TEACHER
     if not (workdir / "parts").exists():
         return
@@ -234,10 +225,9 @@ def _read_teacher(path: Path) -> dict:
 
 
 def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy | None = None) -> dict:
-    """Run or resume stage 0 and return the counts. `policy` is the teacher, if the caller has built it already.
+    """Run or resume stage 0 and return the counts; `policy`: the teacher, if the caller has built it already.
 
-    Raises:
-        ValueError: unusable settings, problems or checkpoint; or no solution is left to train on.
+    Raises ValueError if settings, problems or checkpoint cannot be used, or no solution is left to train on.
     """
     if config.task.name != "math":
         raise ValueError(f"task.name={config.task.name} makes its own stage-1 examples; a teacher solves the problems "

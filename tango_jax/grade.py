@@ -71,10 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_rows(path: Path, skip_bad_rows: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
-    """Read all rows of a JSONL file; returns them and, for each one that was skipped, what is wrong with it.
+    """The rows of a JSONL file and, for each one that was skipped, what is wrong with it.
 
-    Raises:
-        ValueError: a row cannot be graded, unless such rows are skipped; names the file, the line and what is wrong.
+    Raises ValueError for a row that cannot be graded, unless such rows are skipped.
     """
     rows, skipped = [], []
     with open(path, "rb") as file:
@@ -105,7 +104,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def grade_rows(rows: Sequence[dict[str, Any]], text_format: str = "tagged") -> tuple[list[dict[str, Any]], str]:
-    """Return the rows with "correct" and "reason" added, in order, and a one-line summary."""
+    """The rows with "correct" and "reason" added, and a one-line summary."""
     graded: list[dict[str, Any]] = [{} for _ in rows]
     counts: Counter[str] = Counter()
     with _progress() as progress:
@@ -130,11 +129,7 @@ def grade_rows(rows: Sequence[dict[str, Any]], text_format: str = "tagged") -> t
 
 
 def reason_of(text: str, is_correct: bool, failure: str, text_format: str) -> str:
-    """Why a response was graded so: what its answer is, or where none was found.
-
-    Args:
-        failure: as in GradeReport.failures.
-    """
+    """Why a response was graded so; `failure` as in GradeReport.failures."""
     answer = answer_of(text, text_format)
     if answer is None and text_format == "tagged":
         has_block = "<answer>" in text and "</answer>" in text[text.find("<answer>") :]
@@ -174,13 +169,11 @@ def _checked(row: Any) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """The repr of a value on one line for an error message, truncated if it is long."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _write_rows(rows: Sequence[dict[str, Any]], out: Path | None) -> None:
-    """Write to standard output, or atomically to a file."""
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     if out is None:
         sys.stdout.write(lines)

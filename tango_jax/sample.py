@@ -47,7 +47,7 @@ RANGES = {"temperature": TEMPERATURE, "top_p": SHARE_ABOVE_ZERO, "max_new": COUN
 
 
 def open_sampler(role: str, name: str, args: argparse.Namespace) -> CheckpointSampler:
-    """Open a checkpoint, without its weights. A workdir's settings apply where the command line says nothing."""
+    """Open a checkpoint, without its weights."""
     settings = CheckpointSamplerSettings(
         getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype
     )
@@ -63,7 +63,6 @@ class Response(NamedTuple):
 
 
 def sample_one(sampler: CheckpointSampler, prompt: list[int], args: argparse.Namespace, key_name: str) -> Response:
-    """Sample one response."""
     key_data = rng.step_key(args.seed, key_name)
     rollout = sampler.sample([prompt], np.zeros((1, 1), int), key_data, args.temperature, args.top_p)
     tokens = rollout.tokens[0]
@@ -76,11 +75,7 @@ def quoted(text: str, encoding: str, indent: str = "") -> str:
 
 
 def question_prompt(problem: Problem, generator: CheckpointSampler, verifier: CheckpointSampler) -> list[int]:
-    """The generator's prompt, as token ids.
-
-    Raises:
-        ValueError: it is too long, or the verifier's prompt has no room for any solution of this question.
-    """
+    """The generator's prompt. Raises ValueError if it, or the verifier's prompt, is too long for the question."""
     prompt = generator_prompt(generator.template, generator.tokenizer, problem)
     if len(prompt) > generator.max_prompt:
         raise ValueError(f"the question makes a prompt of {len(prompt)} tokens; the limit is {generator.max_prompt}: "
@@ -92,7 +87,7 @@ def question_prompt(problem: Problem, generator: CheckpointSampler, verifier: Ch
 def warn_of_unknown(
     question: str, generator: CheckpointSampler, verifier: CheckpointSampler, console: rich.console.Console
 ) -> None:
-    """Say, in one line, which characters of the question a model never sees."""
+    """Say which characters of the question a model cannot read."""
     samplers = {"generator": generator, "verifier": verifier}
     unknown = {role: unreadable_characters(sampler.tokenizer, [question]) for role, sampler in samplers.items()}
     shown = [f"the {role}'s tokenizer has no token for {cut(', '.join(map(repr, found)))}"
@@ -114,11 +109,7 @@ def answer(
     args: argparse.Namespace,
     console: rich.console.Console,
 ) -> None:
-    """Sample a solution and its judgement, and show both.
-
-    Raises:
-        ValueError: the question does not fit into a prompt.
-    """
+    """Sample a solution and its judgement, and show both. Raises ValueError if the question is too long."""
     problem, encoding = Problem("the question", question, ""), console.encoding
     console.print(Text(f"Question: {on_one_line(question, encoding)}", style="bold"))
     warn_of_unknown(question, generator, verifier, console)
@@ -158,14 +149,13 @@ def answer(
 
 
 def shown_answer(solution: ParsedSolution, encoding: str) -> str:
-    """The answer of a solution, for the terminal."""
     return "none" if solution.answer is None else on_one_line(solution.answer, encoding)
 
 
 def try_again(
     judged: Verification, generator: CheckpointSampler, args: argparse.Namespace, console: rich.console.Console
 ) -> None:
-    """Sample and show a second try by a generator that reads the first one and its verification."""
+    """A second try by a generator that reads the first one and its verification."""
     prompt, is_cut = prompt_ids(SECOND_TRY, generator.template, generator.tokenizer, judged, generator.max_prompt)
     with working("solving again"):
         response = sample_one(generator, prompt, args, "solve again")
@@ -187,7 +177,7 @@ def checked_question(text: str) -> str:
 
 
 def questions(args: argparse.Namespace) -> Iterator[str]:
-    """Yield the question of the command line, or every non-blank line of standard input."""
+    """The question of the command line, or every non-blank line of standard input."""
     if args.question is not None:
         yield args.question
         return

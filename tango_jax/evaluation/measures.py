@@ -1,7 +1,6 @@
-"""Rows to figures: solutions and judgements in; named estimates with intervals out.
+"""Rows to figures: takes solutions and judgements, returns named estimates with confidence intervals.
 
-Takes rows of solutions and judgements; returns named estimates with confidence intervals. The same functions compute
-the scores during training (`scores.py`); here each reported figure also gets its interval.
+The scores are those of training (`scores.py`).
 """
 
 from collections.abc import Sequence
@@ -10,27 +9,31 @@ from typing import NamedTuple
 import numpy as np
 
 from tango_jax.data.processbench import NO_ERROR
-from tango_jax.evaluation.generator import claims_of
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, comparable
+from tango_jax.evaluation.responses import as_verification, claims_of, scores_of, voted_first_wrong
 from tango_jax.evaluation.sets import JudgeSet, SolveSet, grader_name
 from tango_jax.evaluation.shards import GREEDY, JudgedRow, SolvedRow
-from tango_jax.evaluation.verifier import as_verification, scores_of, voted_first_wrong
 from tango_jax.evaluation.voting import Ballot, reported_sample_counts, selection_accuracies
 from tango_jax.records import Solution
 from tango_jax.tracking.intervals import (
     Estimate,
     bootstrap_means,
     estimate_from_sums,
-    jeffreys_draws,
+    estimate_of,
+    mean_draws,
     mean_over_sets,
     paired_differences,
     resample,
-    share_draws,
-    share_of,
 )
 from tango_jax.tracking.scores import VERDICTS, class_counts, generator_scores, verifier_scores
 
 AVERAGE = "average"
+VERIFIER = (
+    "verifier_outcome_f1", "verifier_outcome_balanced_accuracy", "verifier_step_f1", "verifier_step_balanced_accuracy",
+    "verifier_rate_correct", "verifier_rate_invalid", "verifier_rate_misaligned", "verifier_format",
+)  # fmt: skip
+# A hit and a miss on an erroneous solution, and on a correct one: columns as in `_first_error_columns`.
+_ONE_OF_EACH_PA = np.array([[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]], float)
 
 
 class Metric(NamedTuple):
@@ -63,16 +66,16 @@ class SetResult(NamedTuple):
 
 
 def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow]) -> SetResult:
-    """Compute the metrics of the generator and, if solutions were judged, of the verifier and of both together."""
+    """The metrics of the generator and, if solutions were judged, of the verifier and of both together."""
     count = len(solve_set.problems)
     by_claim = _by_claim(judged)
     greedy = [row for row in rows if row.sample == GREEDY]
     sampled = [row for row in rows if row.sample != GREEDY]
     metrics, draws_J = [], np.zeros(0)
     if greedy:
-        correct = [row.is_correct for row in greedy]
-        metrics.append(Metric(solve_set.name, "greedy", 1, count, share_of(correct)))
-        draws_J = share_draws(correct)
+        correct_O1 = np.array([[float(row.is_correct)] for row in greedy])
+        metrics.append(Metric(solve_set.name, "greedy", 1, count, bootstrap_means(correct_O1)[0]))
+        draws_J = mean_draws(correct_O1)[:, 0]
     if sampled:
         metrics += _selection(solve_set.name, sampled, by_claim)
         tokens = {"sample_tokens": [row.num_tokens for row in sampled]}
@@ -97,21 +100,22 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
 
 
 def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
-    """Compute the metrics of the verifier on given solutions."""
     name, by_claim = judge_set.name, _by_claim(judged)
     votes = [by_claim[claim.number, claim.sample] for claim in judge_set.claims]
     metrics, draws_J = [], np.zeros(0)
     if all(claim.first_wrong is not None for claim in judge_set.claims):
         columns_OA = _first_error_columns([claim.first_wrong for claim in judge_set.claims], votes)
-        draws_J = _first_error_draws(columns_OA)
+        draws_J = resample(columns_OA, _first_error_f1, _ONE_OF_EACH_PA)
         erroneous, correct = columns_OA[:, 1] > 0, columns_OA[:, 3] > 0
+        # The votes on a claim are not independent, but claims are.
+        misaligned_O1 = np.array([[np.mean([not row.is_aligned for row in rows])] for rows in votes])
+        f1 = float(_first_error_f1(columns_OA.sum(axis=0, keepdims=True))[0])
         metrics = [
-            Metric(name, "f1", 0, len(votes), estimate_from_sums(columns_OA, _first_error_f1)),
-            Metric(name, "accuracy_erroneous", 0, int(erroneous.sum()), share_of(columns_OA[erroneous, 0])),
-            Metric(name, "accuracy_correct", 0, int(correct.sum()), share_of(columns_OA[correct, 2])),
-            Metric(name, "rate_misaligned", 0, len(judged), _mean_over_claims(
-                [float(np.mean([not row.is_aligned for row in rows])) for rows in votes])),
-        ]
+            Metric(name, "f1", 0, len(votes), estimate_of(f1, draws_J)),
+            *(Metric(name, f"accuracy_{kind}", 0, int(chosen.sum()), bootstrap_means(columns_OA[chosen][:, [hit]])[0])
+              for kind, chosen, hit in (("erroneous", erroneous, 0), ("correct", correct, 2))),
+            Metric(name, "rate_misaligned", 0, len(judged), bootstrap_means(misaligned_O1)[0]),
+        ]  # fmt: skip
     else:
         numbers = [claim.number for claim in judge_set.claims]
         metrics = _verifier(name, numbers, [claim.solution for claim in judge_set.claims], votes)
@@ -120,7 +124,7 @@ def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
 
 
 def averages(results: Sequence[SetResult]) -> list[Metric]:
-    """Return the mean of the headline metric over each of the paper's groups whose sets were all evaluated."""
+    """The mean of the headline metric over each of the paper's groups whose sets were all evaluated."""
     by_name = {result.name: result for result in results if result.draws_J.size}
     found = []
     for group, title, headline in ((MATHEMATICS, "mathematics", "greedy"), (OUT_OF_DOMAIN, "out_of_domain", "greedy"),
@@ -133,7 +137,6 @@ def averages(results: Sequence[SetResult]) -> list[Metric]:
 
 
 def value_of(result: SetResult, name: str, k: int | None = None) -> Estimate | None:
-    """Return the estimate of a metric by its name; None if the set does not have it."""
     return next((m.estimate for m in result.metrics if m.name == name and k in (None, m.k)), None)
 
 
@@ -149,26 +152,20 @@ def _without_interval(set_name: str, name: str, count: int, value: float) -> Met
 
 
 def ballots_of(sampled: Sequence[SolvedRow], by_claim: dict) -> list[Ballot]:
-    """Return one ballot with the samples of each problem, in the order of problems."""
     groups: dict[int, list[SolvedRow]] = {}
     for row in sorted(sampled, key=lambda row: (row.number, row.sample)):
         groups.setdefault(row.number, []).append(row)
     ballots = []
     for rows in groups.values():
         scores = [scores_of(by_claim[row.number, row.sample]) for row in rows] if by_claim else []
-        names = scores[0] if scores else ()
-        ballots.append(
-            Ballot(
-                np.array([row.answer_class for row in rows]),
-                np.array([row.is_correct for row in rows]),
-                {name: np.array([score[name] for score in scores]) for name in names},
-            )
-        )
+        by_name = {name: np.array([score[name] for score in scores]) for name in (scores[0] if scores else ())}
+        classes, is_correct = [row.answer_class for row in rows], [row.is_correct for row in rows]
+        ballots.append(Ballot(np.array(classes), np.array(is_correct), by_name))
     return ballots
 
 
 def _selection(set_name: str, sampled: Sequence[SolvedRow], by_claim: dict) -> list[Metric]:
-    """Compute every rule at every number of samples and, with a verifier, its gain over the majority of all samples."""
+    """Every rule at every number of samples and, with a verifier, its gain over the majority of all samples."""
     ballots = ballots_of(sampled, by_claim)
     num_samples, metrics = len(ballots[0].is_correct_M), []
     for k in reported_sample_counts(num_samples):
@@ -188,13 +185,7 @@ def _selection(set_name: str, sampled: Sequence[SolvedRow], by_claim: dict) -> l
 def _verifier(
     set_name: str, numbers: Sequence[int], solutions: Sequence[Solution], votes: Sequence[list[JudgedRow]]
 ) -> list[Metric]:
-    """Compute the scores of `scores.py` over all votes, with intervals for the F1 scores.
-
-    All votes on a problem stay together when problems are resampled.
-
-    Args:
-        numbers: the number of each solution's problem.
-    """
+    """The scores of `scores.py` over all votes; `numbers`: the problem of each solution."""
     owners = [solution for solution, rows in zip(solutions, votes, strict=True) for _ in rows]
     scores = verifier_scores(owners, [as_verification(row) for rows in votes for row in rows])
     outcome, steps = [], []
@@ -204,41 +195,34 @@ def _verifier(
             judged = [mark for row in rows
                       for mark in (row.judgements if row.is_aligned else [None] * len(solution.steps))]
             steps.append(class_counts(judged, list(solution.gold_steps) * len(rows)))
-    intervals = {"outcome_f1": estimate_from_sums(_by_problem(numbers, outcome), _macro_f1)}
-    if "step_f1" in scores:
-        intervals["step_f1"] = estimate_from_sums(_by_problem(numbers, steps), _macro_f1)
-    wanted = ("outcome_f1", "outcome_balanced_accuracy", "step_f1", "step_balanced_accuracy", "rate_correct",
-              "rate_invalid", "rate_misaligned", "format")  # fmt: skip
-    metrics = []
-    for name in (name for name in wanted if name in scores):
-        low, high = intervals[name][1:] if name in intervals else [float("nan")] * 2
-        metrics.append(Metric(set_name, f"verifier_{name}", 0, len(owners), Estimate(float(scores[name]), low, high)))
+    counts, metrics = {"verifier_outcome_f1": outcome, "verifier_step_f1": steps}, []
+    for name in VERIFIER:
+        score = scores.get(name.removeprefix("verifier_"))
+        if score is not None and name in counts:
+            estimate = estimate_from_sums(_by_problem(numbers, counts[name]), _macro_f1)
+            metrics.append(Metric(set_name, name, 0, len(owners), estimate))
+        elif score is not None:
+            metrics.append(_without_interval(set_name, name, len(owners), score))
     return metrics
 
 
 def _by_problem(numbers: Sequence[int], counts: Sequence[Sequence[int]]) -> np.ndarray:
-    """Sum counts per problem. Its samples are correlated; treating them as independent would narrow the interval."""
+    """Counts summed per problem: its samples and votes are not independent, but problems are."""
     _, places = np.unique(numbers, return_inverse=True)
     sums_OA = np.zeros((places.max() + 1, len(counts[0])))
     np.add.at(sums_OA, places, np.array(counts))
     return sums_OA
 
 
-def _mean_over_claims(shares_O: Sequence[float]) -> Estimate:
-    """Return the mean of one share per claim, because the votes on a claim are not independent but claims are."""
-    values_O = np.array(shares_O)
-    return share_of(values_O) if np.isin(values_O, (0, 1)).all() else bootstrap_means(values_O[:, None])[0]
-
-
 def _macro_f1(sums_JA: np.ndarray) -> np.ndarray:
-    """Return the mean F1 of both classes from sums of `class_counts`, as in scores.py: 0 of a class that neither occurs
-    nor is predicted."""
-    parts = [2 * sums_JA[:, c] / np.maximum(1, sums_JA[:, c + 1] + sums_JA[:, c + 2]) for c in (0, 3)]
+    """The mean F1 of both classes, as in scores.py: 0 of a class that neither occurs nor is predicted."""
+    smallest = np.finfo(float).tiny
+    parts = [2 * sums_JA[:, c] / np.maximum(smallest, sums_JA[:, c + 1] + sums_JA[:, c + 2]) for c in (0, 3)]
     return (parts[0] + parts[1]) / 2
 
 
 def _first_error_columns(labels: Sequence[int], votes: Sequence[list[JudgedRow]]) -> np.ndarray:
-    """Return the columns: hit and occurrence of an erroneous solution, hit and occurrence of a correct one."""
+    """Columns: hit and occurrence of an erroneous solution, hit and occurrence of a correct one."""
     columns = []
     for label, rows in zip(labels, votes, strict=True):
         hit = voted_first_wrong(rows) == label
@@ -247,23 +231,11 @@ def _first_error_columns(labels: Sequence[int], votes: Sequence[list[JudgedRow]]
 
 
 def _first_error_f1(sums_JA: np.ndarray) -> np.ndarray:
-    """Return the harmonic mean of the two accuracies (ProcessBench); NaN if one kind of solution does not occur."""
+    """The harmonic mean of the two accuracies (ProcessBench); NaN if one kind of solution does not occur."""
     with np.errstate(invalid="ignore", divide="ignore"):
         erroneous, correct = sums_JA[:, 0] / sums_JA[:, 1], sums_JA[:, 2] / sums_JA[:, 3]
         f1 = 2 * erroneous * correct / (erroneous + correct)
     return np.where(erroneous + correct == 0, 0.0, f1)
-
-
-def _first_error_draws(columns_OA: np.ndarray) -> np.ndarray:
-    """Return draws of `_first_error_f1`, for averages over sets."""
-    draws_J = resample(columns_OA, _first_error_f1)
-    found_J = draws_J[np.isfinite(draws_J)]
-    if not found_J.size or np.ptp(found_J) > 0:
-        return draws_J
-    # F1 is 0 in all resamples if no erroneous solution, or no correct one, was recognised.
-    kinds = (columns_OA[columns_OA[:, occurs] > 0, occurs - 1] for occurs in (1, 3))
-    erroneous_J, correct_J = jeffreys_draws(*kinds)
-    return 2 * erroneous_J * correct_J / (erroneous_J + correct_J)
 
 
 def _solve_notes(rows: Sequence[SolvedRow]) -> tuple[str, ...]:
@@ -277,13 +249,8 @@ def _solve_notes(rows: Sequence[SolvedRow]) -> tuple[str, ...]:
 
 
 def _judge_notes(judged: Sequence[JudgedRow]) -> tuple[str, ...]:
-    shortened = sum(row.is_shortened for row in judged)
-    unread = sum(row.is_too_long for row in judged)
-    cut = sum(row.is_truncated for row in judged)
-    notes = []
-    for count, what in ((shortened, "verifications of a solution that was shortened to fit"),
-                        (unread, "solutions were not judged: there is none, or the problem alone is too long"),
-                        (cut, "verifications were cut off at the length limit")):  # fmt: skip
-        if count:
-            notes.append(f"{count} of {len(judged)} {what}")
-    return tuple(notes)
+    told = {"is_shortened": "verifications of a solution that was shortened to fit",
+            "is_too_long": "solutions were not judged: there is none, or the problem alone is too long",
+            "is_truncated": "verifications were cut off at the length limit"}  # fmt: skip
+    counts = {name: sum(getattr(row, name) for row in judged) for name in told}
+    return tuple(f"{count} of {len(judged)} {told[name]}" for name, count in counts.items() if count)

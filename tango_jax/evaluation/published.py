@@ -1,9 +1,8 @@
 """Accuracies and F1 scores published for RL Tango, in percent, for comparison with the figures of a run.
 
-From arXiv 2505.15034: tables 1 and 4 (200 generator steps), table 2 (300 steps; some of its figures are quoted from
-other papers), table 3 (ProcessBench F1). All are zero-shot and greedy with one attempt. The paper does not say how many
-problems of BGQA, StrategyQA and TableBench it used, so these figures may be of other rows of the same set. Rows whose
-printed average contradicts their figures are left out (EurusPRM-7B in table 3).
+From arXiv 2505.15034: tables 1 and 4 (200 generator steps), 2 (300 steps; partly quoted from other papers) and 3
+(ProcessBench F1), zero-shot and greedy. The paper does not say how many problems of BGQA, StrategyQA and TableBench it
+used. EurusPRM-7B of table 3 is left out: its printed average contradicts its figures.
 """
 
 from typing import NamedTuple
@@ -15,7 +14,7 @@ PROCESSBENCH = ("processbench_gsm8k", "processbench_math", "processbench_olympia
 # Problems of the whole set; a part of it is not compared.
 SIZES = {
     "math500": 500, "aime24": 30, "aime25": 30, "amc23": 40, "olympiadbench": 675, "bgqa": 15_000, "cruxeval": 800,
-    "strategyqa": 2_290, "gsm8k": 1_319,
+    "strategyqa": 2_290,
     "processbench_gsm8k": 400, "processbench_math": 1_000, "processbench_olympiadbench": 1_000,
     "processbench_omnimath": 1_000,
 }  # fmt: skip
@@ -59,12 +58,16 @@ PUBLISHED = (
 )
 
 
+def has_published(set_name: str) -> bool:
+    return set_name in SIZES or set_name in MIN_SIZES
+
+
 def comparable(set_name: str, count: int, is_whole: bool) -> bool:
-    """Whether a set of `count` problems is the one that the published figures are of, as far as its size tells."""
-    has_size = count == SIZES[set_name] if set_name in SIZES else count >= MIN_SIZES.get(set_name, 0)
-    return is_whole and has_size and any(set_name in row.scores for row in PUBLISHED)
+    """Whether the size of a set says that published figures are about the same problems."""
+    has_size = count >= MIN_SIZES[set_name] if set_name in MIN_SIZES else count == SIZES.get(set_name)
+    return is_whole and has_size
 
 
 def rows_for(sets: tuple[str, ...]) -> list[Published]:
-    """Return the published rows that cover all of these sets; none if there are no sets."""
+    """The published rows that have all of these sets; none if there are no sets."""
     return [row for row in PUBLISHED if sets and all(name in row.scores for name in sets)]

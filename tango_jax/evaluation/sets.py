@@ -1,8 +1,6 @@
-"""The sets to evaluate.
+"""The sets to evaluate: takes names from the command line; returns problems to solve, or solutions to judge.
 
-Takes names from the command line; returns problems to solve, or solutions to judge. A name may specify its rows, as in
-`math500:rows.jsonl` or `math500:hub:owner/name/split`; any other name with rows is a user-defined set. Everything is
-read before any model is.
+A name may bring its rows, as in `math500:rows.jsonl` or `math500:hub:owner/name/split`.
 """
 
 import re
@@ -50,7 +48,6 @@ class SolveSet(NamedTuple):
 
     @property
     def items(self) -> tuple[tuple[int, Problem], ...]:
-        """What a row is about."""
         return self.problems
 
 
@@ -75,7 +72,6 @@ class JudgeSet(NamedTuple):
 
     @property
     def items(self) -> tuple[Claim, ...]:
-        """What a row is about."""
         return self.claims
 
 
@@ -83,7 +79,7 @@ EvalSet = SolveSet | JudgeSet
 
 
 def grader_name(eval_set: EvalSet) -> str:
-    """Return the name of the user's function that decides what is right in a set; empty if there is none."""
+    """The function of a user that decides what is right in a set; empty if there is none."""
     return eval_set.is_correct.name if eval_set.is_correct else ""
 
 
@@ -91,14 +87,12 @@ def open_sets(
     names: Iterable[str], checkpoint: str | None, judge: str, problems: int, seed: int,
     is_correct: OwnGrader | None = None,
 ) -> list[EvalSet]:
-    """Every set that is asked for, in order.
+    """Every named set, in order; a name in GROUPS stands for several.
 
     Args:
-        names: as on the command line; a name in GROUPS stands for several sets.
-        checkpoint, judge: the models that solve and judge; a run's workdir determines its own task's settings.
+        checkpoint, judge: the models that solve and judge; a run's workdir brings the settings of its task.
         problems: number of problems in each set, drawn by `seed`; 0: all.
-        is_correct: a user's grader of answers; None: they are compared, except on the task of a run that has a grader
-            of its own. ProcessBench says itself what is right.
+        is_correct: a user's grader; None: answers are compared, or graded as in the run on the run's task.
 
     Raises:
         ValueError: a name is unknown, rows cannot be read, or a set needs a checkpoint that is not given.
@@ -122,7 +116,6 @@ def open_sets(
 
 
 def _resolve(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return (name, source) of every set, with groups expanded and default sources filled in."""
     resolved = []
     for text in names:
         name, _, source = text.partition(":")
@@ -144,7 +137,6 @@ def _resolve(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _member_source(group: str, member: str, folder: str) -> str:
-    """Return the source of one set in a group: its default, or the file of its name in a folder."""
     if not folder:
         return hub_source(member.removeprefix("processbench_")) if group == "processbench" else member
     stems = (member, member.removeprefix("processbench_")) if group == "processbench" else (member,)
@@ -157,7 +149,7 @@ def _member_source(group: str, member: str, folder: str) -> str:
 
 
 def drawn(count: int, wanted: int, seed: int) -> np.ndarray:
-    """Draw `wanted` of `count` problem numbers, ascending; all of them if `wanted` is 0 or too large."""
+    """`wanted` of `count` problem numbers, ascending; all if `wanted` is 0 or too large."""
     if not 0 < wanted < count:
         return np.arange(count)
     # Drawn, not the first: some files are sorted by subject.
@@ -190,13 +182,11 @@ def _processbench(name: str, source: str, problems: int, seed: int) -> JudgeSet:
 
 
 def _min_steps(checkpoint: str) -> int:
-    """Return the minimum number of steps in a well-formed solution: the run's, or that of the mathematics sets."""
     own = prompting_of(checkpoint, "generator")
     return own.min_steps if own else MIN_STEPS
 
 
 def task_config(name: str, checkpoint: str) -> ConfigDict:
-    """Return the settings of a synthetic task: those of the run that a checkpoint comes from, or the defaults."""
     config = default_config()
     config.task.name = name
     if kind_of(checkpoint) == "workdir":
@@ -207,7 +197,7 @@ def task_config(name: str, checkpoint: str) -> ConfigDict:
 
 
 def _synthetic_task(name: str, checkpoint: str, is_correct: OwnGrader | None) -> Task:
-    """Return a task, whose answers are graded by the user's function, or else as in the checkpoint's run."""
+    """The task, whose answers are graded by `is_correct`, or else as in the checkpoint's run."""
     config = task_config(name, checkpoint)
     if is_correct is None:
         try:
@@ -228,7 +218,7 @@ def _synthetic(name: str, checkpoint: str, problems: int, is_correct: OwnGrader 
 
 
 def _synthetic_steps(name: str, checkpoint: str, problems: int, is_correct: OwnGrader | None) -> JudgeSet:
-    """Return the fixed pool of training: solutions with gold step labels, half of them drawn with errors."""
+    """The fixed pool of training: solutions with gold step labels, half of them drawn with errors."""
     task = _synthetic_task(SYNTHETIC_STEPS[name], checkpoint, is_correct)
     pool = fixed_pool(task, problems or SYNTHETIC_PROBLEMS)
     claims = tuple(Claim(number, 0, solution) for number, solution in enumerate(pool))

@@ -1,8 +1,7 @@
-"""Shards of work that survive an interruption: rows of solutions and judgements, their files, and what is left to do.
+"""Shards of work that survive an interruption: their rows, their files, and what is left to do.
 
-A shard covers a few problems of one set. Its file appears complete or not at all, so a kill costs only the current
-shard. Several processes share the missing shards; each one writes those that it computed, and all have all rows
-afterwards.
+A shard's file appears complete or not at all, so a kill costs only the current shard. Processes share the missing
+shards, and all have all rows afterwards.
 """
 
 import dataclasses
@@ -10,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from tango_jax.data.teacher_rows import write_part
 from tango_jax.runtime import hosts
@@ -41,10 +40,7 @@ class SolvedRow:
     grader: str  # empty, or what kept the grader from reading the answer: error, timeout, overlong (wrong)
     graded_by: str = ""  # digest of the user's grader that decided `is_correct`; empty: answers were compared
 
-    @property
-    def shown(self) -> dict[str, float]:
-        """What the progress bar shows the mean of."""
-        return {"correct": self.is_correct, "truncated": self.is_truncated, "tokens": self.num_tokens}
+    shown: ClassVar = {"correct": "is_correct", "truncated": "is_truncated", "tokens": "num_tokens"}  # means
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +61,7 @@ class JudgedRow:
     is_shortened: bool  # the solution was cut to fit the prompt
     is_too_long: bool  # not even the problem fits, or there was nothing to judge: no verdict
 
-    @property
-    def shown(self) -> dict[str, float]:
-        """What the progress bar shows the mean of."""
-        return {"correct": self.verdict == "CORRECT", "aligned": self.is_aligned, "tokens": self.num_tokens}
+    shown: ClassVar = {"format": "format_score", "aligned": "is_aligned", "tokens": "num_tokens"}
 
 
 class Shard(NamedTuple):
@@ -90,7 +83,6 @@ def digest(*texts: str) -> str:
 
 
 def read_shard(path: Path, row_class: type) -> list | None:
-    """Read the rows of a shard's file; return None if it is missing, or damaged so that the work must be repeated."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
         return [row_class(**_tuples(json.loads(line))) for line in lines]
@@ -110,13 +102,7 @@ def complete_shards(
     work_fn: Callable[[Any, Shard], list],
     console: Console,
 ) -> list[list]:
-    """Return the rows of every shard, including those of an earlier attempt; compute those that are missing.
-
-    Args:
-        read_fn: a shard's rows from its file, or None.
-        open_fn: makes what `work_fn` needs: a sampler with its weights.
-        work_fn: does a shard.
-    """
+    """The rows of every shard: from its file (`read_fn`), or computed (`work_fn`) with what `open_fn` opens once."""
     # What the first process finds counts: another may see a file earlier or later, or have a disk of its own.
     found = hosts.from_first([read_fn(shard) for shard in shards])
     missing = [index for index, rows in enumerate(found) if rows is None]
@@ -129,7 +115,8 @@ def complete_shards(
             shard = shards[index]
             rows = found[index] = work_fn(ready, shard)
             write_part(shard.path, rows)
-            means = {name: sum(row.shown[name] for row in rows) / len(rows) for name in rows[0].shown}
+            shown = rows[0].shown.items()
+            means = {name: sum(getattr(row, field) for row in rows) / len(rows) for name, field in shown}
             progress.advance(len(shard.items), phase=shard.set.name, **means)
     for index, rows in hosts.join_parts([(index, found[index]) for index in own]):
         found[index] = rows

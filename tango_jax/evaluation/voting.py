@@ -1,9 +1,7 @@
 """Rules that select one answer from many samples.
 
-Takes the samples of a problem and the verifier's scores of them; returns accuracies. All rules are exact expectations
-over which k of the n samples are used, and over ties, which are broken uniformly at random. If there are more than
-MAX_SUBSETS choices of k samples, that many are drawn with a fixed seed, the same ones for every rule, so that rules are
-compared on equal terms.
+Every accuracy is an expectation over which k of the n samples are used, and over ties, which are broken uniformly at
+random. Of more than MAX_SUBSETS choices, that many are drawn, the same ones for every rule.
 """
 
 import itertools
@@ -33,10 +31,9 @@ class Ballot(NamedTuple):
 def answer_classes(
     groups: Sequence[Sequence[str | None]], correct: Sequence[Sequence[bool]], kind: str
 ) -> list[list[int]]:
-    """Return the class of every answer in each group (problem); answers that the grader finds equal share a class.
+    """The class of every answer in each group (problem): accepted answers form one, equal wrong ones share one.
 
-    All answers that it accepts form one class, so that no class is both right and wrong. Each other answer is compared
-    with the first answer of every class, in order; one grading call serves a round of all groups.
+    A wrong answer is compared with the first answer of every class; one grading call serves a round of all groups.
     """
     classes = [[RIGHT if is_right else NO_ANSWER for is_right in marks] for marks in correct]
     places: list[dict[str, list[int]]] = []
@@ -65,7 +62,7 @@ def answer_classes(
 
 
 def subsets_JC(num_samples: int, k: int) -> np.ndarray:
-    """Return the indices of the samples in each choice of k, int [J, k]: all choices, or MAX_SUBSETS that are drawn."""
+    """The samples in each choice of k, int [J, k]: all choices, or MAX_SUBSETS that are drawn."""
     if comb(num_samples, k) <= MAX_SUBSETS:
         return np.array(list(itertools.combinations(range(num_samples), k)))
     rng = np.random.default_rng((num_samples, k))
@@ -73,12 +70,12 @@ def subsets_JC(num_samples: int, k: int) -> np.ndarray:
 
 
 def majority(ballot: Ballot, k: int) -> float:
-    """Return the probability that the most frequent answer of k samples is correct."""
+    """The probability that the most frequent answer of k samples is correct."""
     return weighted_vote(ballot, np.ones(len(ballot.answer_class_M)), k)
 
 
 def weighted_vote(ballot: Ballot, weight_M: np.ndarray, k: int) -> float:
-    """Return the probability that the answer with the largest sum of weights is correct; frequency breaks ties."""
+    """The probability that the answer with the largest sum of weights is correct; frequency breaks ties."""
     chosen_JC = subsets_JC(len(weight_M), k)
     class_JC = ballot.answer_class_M[chosen_JC]
     total_JA = np.zeros((len(chosen_JC), max(RIGHT, int(ballot.answer_class_M.max())) + 2))
@@ -91,7 +88,7 @@ def weighted_vote(ballot: Ballot, weight_M: np.ndarray, k: int) -> float:
 
 
 def best_of(ballot: Ballot, score_M: np.ndarray, k: int) -> float:
-    """Return the probability that the sample with the highest score of k samples is correct."""
+    """The probability that the sample with the highest score of k samples is correct."""
     chosen_JC = subsets_JC(len(score_M), k)
     score_JC = score_M[chosen_JC]
     is_top_JC = score_JC >= score_JC.max(axis=1, keepdims=True) - _TIE_TOLERANCE
@@ -99,7 +96,6 @@ def best_of(ballot: Ballot, score_M: np.ndarray, k: int) -> float:
 
 
 def selection_accuracies(ballot: Ballot, k: int) -> dict[str, float]:
-    """Every rule on one problem; `pass` is the oracle that picks a right sample if there is one."""
     values = {
         "pass": pass_at_k(len(ballot.is_correct_M), int(ballot.is_correct_M.sum()), k),
         "majority": majority(ballot, k),
@@ -111,7 +107,7 @@ def selection_accuracies(ballot: Ballot, k: int) -> dict[str, float]:
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Return the probability that k of n samples, drawn without replacement, include a correct one.
+    """The probability that k of n samples, drawn without replacement, include a correct one.
 
     It is 1 - C(n-c, k) / C(n, k), the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, section 2.1).
     """

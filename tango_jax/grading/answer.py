@@ -1,8 +1,6 @@
-r"""Comparison of an answer with its gold answer, as far as the text alone decides.
+r"""Comparison of an answer with its gold answer where the text alone decides.
 
-Takes two strings; returns True, False or, for kind "math", None if the math library has to decide. Stage of the loop:
-grading. Kinds other than "math" are decided here in full. For "math", exact matches, bare words and integers are
-decided here; all other pairs are tidied and sent to the math library in the worker processes.
+Takes two strings; returns True, False or, for kind "math", None if the math library has to decide.
 """
 import ast
 import re
@@ -55,24 +53,24 @@ _LITERAL_ERRORS = (ValueError, SyntaxError, TypeError, MemoryError, RecursionErr
 
 
 def number_text(value: float) -> str:
-    """Return a JSON number as people write it: 27 for 27.0, and 0.00001 for 1e-05. True and False remain words."""
+    """A JSON number as people write it: 27 for 27.0, and 0.00001 for 1e-05. True and False remain words."""
     if not isinstance(value, float):
         return str(value)
     return str(int(value)) if value.is_integer() else format(Decimal(str(value)), "f")  # "f": without an exponent
 
 
 def half_width(text: str) -> str:
-    """Return the text with full-width characters in their ASCII form: `１２` becomes `12`."""
+    """The text with full-width characters in their ASCII form: `１２` becomes `12`."""
     return text.translate(_HALF_WIDTH)
 
 
 def matches_exactly(gold: str, answer: str) -> bool:
-    """Return whether two strings are equal up to surrounding whitespace. An empty answer matches nothing."""
+    """Whether two strings are equal up to surrounding whitespace. An empty answer matches nothing."""
     return answer.strip() == gold.strip() != ""
 
 
 def matches_choice(gold: str, answer: str) -> bool:
-    """Return whether both texts choose the same option letter or word (True, False, Uncertain) in any case and width.
+    """Whether both texts choose the same option letter or word (True, False, Uncertain) in any case and width.
 
     `(B)` and `B. 12` both choose B. Yes counts as True and No as False, because a question that asks for one pair is
     often answered with the other.
@@ -82,7 +80,7 @@ def matches_choice(gold: str, answer: str) -> bool:
 
 
 def matches_python(gold: str, answer: str) -> bool:
-    r"""Return whether two texts are equal as strings or as Python literals.
+    r"""Whether two texts are equal as strings or as Python literals.
 
     Literals are compared with `==`, like the output of a program (1 equals 1.0), except that a bool never equals a
     number. An answer that is not a literal is tried again without LaTeX: `\texttt{...}`, escaped braces, dollar signs.
@@ -106,7 +104,7 @@ def matches_python(gold: str, answer: str) -> bool:
 
 
 def is_too_big(text: str) -> bool:
-    """Return whether a text is too risky to parse: over 1,000 characters, or brackets nested deeper than 50."""
+    """Whether a text is too risky to parse: over 1,000 characters, or brackets nested deeper than 50."""
     if len(text) > MAX_CHARS:
         return True
     depth = 0
@@ -161,7 +159,7 @@ def tidy_math(text: str) -> str:
 
 
 def _is_separator(text: str, gap: re.Match) -> bool:
-    """Return whether a quad space stands between two items rather than at an end, beside a comma or before a word."""
+    """Whether a quad space stands between two items rather than at an end, beside a comma or before a word."""
     before, after = text[: gap.start()], text[gap.end() :]
     return bool(before and after) and before[-1] != "," and not after.startswith((",", r"\text", r"\mbox", r"\mathrm"))
 
@@ -174,7 +172,7 @@ def _squeeze(text: str) -> str:
 
 
 def _bare_word(text: str) -> str | None:
-    """Return the letters of a text that consists only of words, else None. Case matters only for a single letter."""
+    """The letters of a text that consists only of words, else None. Case matters only for a single letter."""
     text = _TEXT_COMMAND.sub(r"\1", text).strip("*`\"' ").removesuffix(".")
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]

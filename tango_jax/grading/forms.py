@@ -1,7 +1,4 @@
-r"""Parser that divides an answer into its parts.
-
-Takes a LaTeX text; returns a single value, or items and the brackets around them. Stage of the loop: grading, kind
-"math", in the worker processes. `rules.py` explains how the parts are compared.
+r"""Divides an answer of kind "math" into its parts: a single value, or items and the brackets around them.
 """
 import itertools
 import re
@@ -191,7 +188,7 @@ def split(text: str, separator: str) -> list[str] | None:
 
 
 def _is_enclosed(text: str) -> bool:
-    """Return whether the bracket that opens the text is closed by the bracket that ends it."""
+    """Whether the bracket that opens the text is closed by the bracket that ends it."""
     depth = 0
     for token in _TOKEN.finditer(text):
         depth += (token[0] in _OPENING) - (token[0] in _CLOSING)
@@ -201,7 +198,7 @@ def _is_enclosed(text: str) -> bool:
 
 
 def _both_signs(text: str) -> list[str]:
-    r"""Return the values that `\pm` and `\mp` stand for: two if there is a `\mp`, else one per choice of signs."""
+    r"""The values that `\pm` and `\mp` stand for: two if there is a `\mp`, else one per choice of signs."""
     signs = re.findall(r"\\(?:pm|mp)(?![a-zA-Z])", text)
     if not signs or len(signs) > MAX_SIGNS:
         return [text]
@@ -230,7 +227,7 @@ def _is_label(text: str) -> bool:
 
 
 def outer_relations(text: str) -> list[str]:
-    """Return the relation signs outside of all brackets."""
+    """The relation signs outside of all brackets."""
     depth, found = 0, []
     for token in _TOKEN.finditer(text):
         depth += (token[0] in _OPENING) - (token[0] in _CLOSING)

@@ -1,7 +1,6 @@
-r"""Comparison of short free-text answers: names, numbers and lists of them.
+r"""Comparison of short free-text answers (kind "text"): names, numbers and lists of them.
 
-Takes two strings; returns True or False. Stage of the loop: grading, kind "text", for answers read from a table or a
-passage. It is stricter than an overlap metric: words may differ only in formatting, and numbers only in notation.
+It is stricter than an overlap metric: words may differ only in formatting, and numbers only in notation.
 """
 import re
 import unicodedata
@@ -18,7 +17,7 @@ _NUMBER = re.compile(r"(-?)[$€£]?(\d{0,18}(?:,\d{3}){0,5}(?:\.\d{1,18})?) ?%?
 
 
 def matches_text(gold: str, answer: str) -> bool:
-    """Return whether both texts are the same words, the same number, or the same list in the same order.
+    """Whether both texts are the same words, the same number, or the same list in the same order.
 
     Case, the width of characters, a leading article, quotes, dollar signs, percent signs and a final period are
     ignored, and so is the notation of a number (1,200.0 equals 1200). An empty answer matches nothing.

@@ -1,8 +1,7 @@
 """Grading of responses against gold answers.
 
-Takes response texts and gold answers; returns which responses are correct and how often the grader itself failed. Stage
-of the loop: the generator's outcome reward, the verifier's target, and evaluation. One pool of worker processes and one
-cache of results serve the whole process; both are created when the first answer needs the math library.
+One pool of worker processes and one cache of results serve the whole process; both are created when the first answer
+needs the math library.
 """
 import atexit
 import os
@@ -33,7 +32,7 @@ class GradeReport:
 
 
 def grade(text: str, gold: str, kind: str = "math") -> bool:
-    """Return whether the boxed answer of a response equals the gold answer.
+    """Whether the boxed answer of a response equals the gold answer.
 
     Args:
         kind: "math" (equal expressions), "string" (equal characters), "python" (equal literals), "choice" (same
@@ -77,14 +76,9 @@ def grade_many(
 
 
 def check_grader(kind: str) -> None:
-    """Check that answers of this kind can be graded on this machine; call it when a run starts, before any long work.
+    """Raises ValueError if answers of this kind cannot be graded on this machine; call it before any long work.
 
-    For "math" this takes a few seconds: it starts a worker, which loads the math library and compares 1/2 with 0.5.
-    This detects a library that is missing, broken or installed with an incompatible antlr release. Other kinds need no
-    check.
-
-    Raises:
-        ValueError: the math library does not work.
+    For "math" a worker loads the math library, which may be broken or lack its antlr release: a few seconds.
     """
     if kind != "math":
         return
@@ -118,7 +112,7 @@ class MathGrader:
         self._lock = threading.Lock()
 
     def statuses(self, pairs: Sequence[tuple[str, str]]) -> list[str]:
-        """Return one of correct, wrong, error, timeout or overlong for each (gold, answer) pair."""
+        """One of correct, wrong, error, timeout or overlong for each (gold, answer) pair."""
         known: dict[tuple[str, str], str] = {}
         asked: dict[tuple[str, str], tuple[str, str]] = {}  # the pair as written -> the pair as tidied for the library
         for pair in dict.fromkeys(pairs):
@@ -149,7 +143,7 @@ class MathGrader:
 
 
 def answer_of(text: str, text_format: str = "tagged") -> str | None:
-    """Return the answer that a response gives, or None.
+    """The answer that a response gives, or None.
 
     Args:
         text_format: "tagged", the text in the last box of the first <answer> block, as in training; or "boxed", that in
@@ -174,7 +168,7 @@ def _pair(text: str, gold: str, text_format: str) -> tuple[str, str] | None:
 
 
 def _quick_status(gold: str, answer: str) -> str | None:
-    """Return the status if the text alone decides it, else None. An exact match counts at any length."""
+    """The status if the text alone decides it, else None. An exact match counts at any length."""
     if compare.matches_exactly(gold, answer):
         return "correct"
     if compare.is_too_big(gold) or compare.is_too_big(answer):
@@ -188,7 +182,7 @@ _shared_lock = threading.Lock()
 
 
 def _shared_grader() -> MathGrader:
-    """Return the grader of this process. Creating it starts no worker; the pool starts one for its first pair."""
+    """The grader of this process. Creating it starts no worker; the pool starts one for its first pair."""
     global _shared
     with _shared_lock:
         if _shared is None or _shared.owner != os.getpid():

@@ -1,7 +1,6 @@
 r"""Notations of a single value: decimal numbers, powers of ten, repeating decimals, times of day and dates.
 
-Takes a plain text without label and unit; returns its value, or None. Stage of the loop: grading, kind "math", in the
-worker processes.
+Takes a plain text without label and unit; returns its value, or None.
 """
 import re
 from decimal import Decimal
@@ -19,12 +18,12 @@ _DATE = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])")
 
 
 def is_number(text: str) -> bool:
-    """Return whether the text is a decimal number and nothing else."""
+    """Whether the text is a decimal number and nothing else."""
     return bool(_NUMBER.fullmatch(text))
 
 
 def number_of(text: str) -> Decimal | None:
-    """Return the value of a decimal number, optionally times a power of ten, else None."""
+    """The value of a decimal number, optionally times a power of ten, else None."""
     scientific = _SCIENTIFIC.fullmatch(text) or _EXPONENT.fullmatch(text)
     if scientific:
         return Decimal(scientific[1]).scaleb(int(scientific[2]))
@@ -54,17 +53,17 @@ def clock(text: str) -> tuple[int, int, str] | None:
 
 
 def is_same_time(gold: str, text: str) -> bool:
-    """Return whether a text is the time of the gold answer, with "a.m." or "p.m." if and only if that has it."""
+    """Whether a text is the time of the gold answer, with "a.m." or "p.m." if and only if that has it."""
     time = clock(gold)
     return time is not None and time == clock(text)
 
 
 def is_own_ratio(gold: str, text: str) -> bool:
-    """Return whether a text is the fraction of the two numbers of the gold answer, such as `4/25` of `4:25`."""
+    """Whether a text is the fraction of the two numbers of the gold answer, such as `4/25` of `4:25`."""
     found = _FRACTION.fullmatch(text)
     return found is not None and gold == f"{found[1] or found[3]}:{found[2] or found[4]}"
 
 
 def is_date(text: str) -> bool:
-    """Return whether the text is a date such as `2020-01-05`."""
+    """Whether the text is a date such as `2020-01-05`."""
     return bool(_DATE.fullmatch(text))

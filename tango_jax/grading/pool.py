@@ -1,13 +1,11 @@
 """A pool of worker processes that compare answers with the math library.
 
-Takes (gold, answer) pairs; returns one reply per pair. Stage of the loop: grading. Workers are fresh interpreters that
-live until `close`: forking a process that runs jax deadlocks, and starting a new process per answer costs a second.
+Workers are fresh interpreters that live until `close`: forking a process that runs jax deadlocks, and starting a new
+process per answer costs a second.
 
-Rewards must not depend on the load of the machine, so the time limits of an answer refer to the processor time of its
-worker, which the worker itself and the operating system measure from the moment it starts on the pair. `limit_s`
-interrupts Python code; `deadline_s` ends a worker that is stuck in C code such as 9**9**9. Wall-clock time matters only
-for a worker that does not run at all: after STALL_FACTOR deadlines without a reply it is killed and replaced. A pair
-that ran out of time is retried once, after the others.
+Rewards must not depend on the load of the machine, so time limits count the processor time of the worker. `limit_s`
+interrupts Python code; `deadline_s` ends a worker that is stuck in C code such as 9**9**9. After STALL_FACTOR deadlines
+of wall-clock time without a reply, a worker is replaced. A pair that ran out of time is retried once, after the others.
 """
 import os
 import selectors
@@ -57,13 +55,7 @@ class WorkerPool:
         self, size: int | None = None, limit_s: int = LIMIT_S, deadline_s: float = DEADLINE_S,
         stall_s: float | None = None,
     ):  # fmt: skip
-        """Create the pool without starting workers.
-
-        Args:
-            size: maximum number of workers; by default the number of CPUs, at most DEFAULT_MAX_WORKERS.
-            limit_s, deadline_s: seconds of processor time for one try of a pair.
-            stall_s: seconds of wall-clock time without a reply; by default STALL_FACTOR deadlines.
-        """
+        """No worker is started yet. `limit_s` and `deadline_s` are processor time, `stall_s` is wall-clock time."""
         self.size = min(DEFAULT_MAX_WORKERS, _num_cpus()) if size is None else size
         if self.size < 1 or int(limit_s) != limit_s or not 0 < limit_s < deadline_s:
             raise ValueError(
@@ -78,7 +70,7 @@ class WorkerPool:
         self._lock = threading.Lock()
 
     def run(self, pairs: Sequence[tuple[str, str]]) -> list[Reply]:
-        """Return one reply per (gold, answer) pair. Raises RuntimeError with the reason if workers cannot start."""
+        """One reply per (gold, answer) pair. Raises RuntimeError with the reason if workers cannot start."""
         with self._lock:
             batch = _Batch(pairs)
             try:
@@ -228,12 +220,12 @@ class _Batch:
 
 
 def _num_cpus() -> int:
-    """Return the number of CPUs that this process may use; a cluster job rarely has the whole machine."""
+    """The number of CPUs that this process may use; a cluster job rarely has the whole machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _import_path() -> list[str]:
-    """Return the import path of this process, which its workers search after the standard library.
+    """The import path of this process, which its workers search after the standard library.
 
     The working folder, which `python -m` puts first, is left out: its files belong to the user, not to the grader.
     """

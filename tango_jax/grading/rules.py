@@ -1,10 +1,9 @@
 r"""Rules for the form that an answer must have before the math library compares it with its gold answer.
 
-Takes two LaTeX texts; returns True or False. Stage of the loop: grading, kind "math", in the worker processes. The math
-library alone is too lenient for a reward: it drops text that it cannot parse and takes the last member of a chain, so a
-policy trained on it learns to write `x=8=7` or `7 \text{ apples and 8 pears}`. Here an answer is first parsed into its
-parts, and the library compares only single values, relations and matrices. Whatever the gold answer itself contains is
-also allowed in the answer. The rules are:
+The math library alone is too lenient for a reward: it drops text that it cannot parse and takes the last member of a
+chain, so a policy trained on it learns to write `x=8=7` or `7 \text{ apples and 8 pears}`. An answer is parsed into its
+parts, and the library compares only single values, relations and matrices. Whatever the gold answer contains is also
+allowed in the answer. The rules are:
 
 1. One answer has one candidate. Items are separated by `,`, `;`, `\quad`, "and" and "or" (words, `\text`, `\land`,
    `\lor`), and `\pm` turns one item into two. An answer must have as many items as its gold answer, repetitions
@@ -82,7 +81,7 @@ class Library(NamedTuple):
 
 
 def is_equal(gold: str, answer: str, library: Library) -> bool:
-    """Return whether two tidied texts are equal under the rules above. Exceptions of the library propagate."""
+    """Whether two tidied texts are equal under the rules above. Exceptions of the library propagate."""
     gold, answer = plain(gold), plain(answer)
     if not _OPTION.match(gold):
         answer = _OPTION.sub("", answer)
@@ -148,7 +147,7 @@ class _Comparison(NamedTuple):
         return is_ordered and all(itertools.starmap(self.is_equal, zip(gold.items, form.items, strict=True)))
 
     def _match(self, golds: Sequence[Form], forms: Sequence[Form]) -> bool:
-        """Return whether the items match one to one, in any order among those that `_groups` puts together."""
+        """Whether the items match one to one, in any order among those that `_groups` puts together."""
         return all(itertools.starmap(self._match_group, _groups(golds, forms)))
 
     def _match_group(self, golds: Sequence[Form], forms: Sequence[Form]) -> bool:
@@ -162,7 +161,7 @@ class _Comparison(NamedTuple):
         return True
 
     def _is_rewritten_set(self, gold: Form, form: Form) -> bool:
-        """Return whether the answer writes the gold set differently: as a solved inequality, or with set operations."""
+        """Whether the answer writes the gold set differently: as a solved inequality, or with set operations."""
         is_range, is_gold_range = _is_solved(form), _is_solved(gold)
         if not (_is_set(gold.text) and (is_range or _is_set(form.text))):
             return False
@@ -274,14 +273,14 @@ def _groups(golds: Sequence[Form], forms: Sequence[Form]) -> list[tuple[list[For
 
 
 def _whole(form: Form) -> str:
-    """Return the text that was parsed, including its label."""
+    """The text that was parsed, including its label."""
     if not form.label:
         return form.text
     return form.text if form.items else f"{form.label}={form.text}"
 
 
 def _is_same_label(gold: str, label: str) -> bool:
-    """Return whether two labels name one thing. `y` is a name for any function of x, such as `f(x)` or `f^{-1}(x)`."""
+    """Whether two labels name one thing. `y` is a name for any function of x, such as `f(x)` or `f^{-1}(x)`."""
     gold, label = _squeezed(gold), _squeezed(label)
     return gold == label or ("y" in (gold, label) and all(map(_FUNCTION_OF_X.fullmatch, (gold, label))))
 
@@ -291,7 +290,7 @@ def _is_order(form: Form) -> bool:
 
 
 def _is_solved(form: Form) -> bool:
-    """Return whether a form is an inequality of one variable and numbers: `x < 2`, `1 \\le x < 2`; not `3x + 1 < 7`."""
+    """Whether a form is an inequality of one variable and numbers: `x < 2`, `1 \\le x < 2`; not `3x + 1 < 7`."""
     if not _is_order(form):
         return False
     members = [member.strip() for member in RELATION.split(form.text)]
@@ -300,14 +299,14 @@ def _is_solved(form: Form) -> bool:
 
 
 def _is_set(text: str) -> bool:
-    """Return whether a text is a set of numbers, which set operations may produce: an interval, inequality or union."""
+    """Whether a text is a set of numbers, which set operations may produce: an interval, inequality or union."""
     return bool(_ORDER.search(text) or re.search(r"\\(?:cup|cap|infty|mathbb|emptyset|in)(?![a-zA-Z])", text)) or (
         text[:1] in "[(" and text[-1:] in "])" and len(split(text[1:-1], ",") or ()) == 2
     )
 
 
 def _letters(text: str) -> frozenset[str]:
-    """Return the variables: letters, and Greek letters written as commands."""
+    """The variables: letters, and Greek letters written as commands."""
     text = _TEXT.sub(" ", text)
     greek = re.findall(
         r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi"

@@ -1,8 +1,7 @@
-"""Parser for generator responses.
+"""Parser for generator responses: step spans, the boxed answer and the format score.
 
-Takes the text of a response; returns step spans, the boxed answer and the format score. Stage of the loop: right after
-sampling. Model text can be anything, so no function raises on it, and every scan is a single pass: lazy regular
-expressions such as `<step>(.*?)</step>` take quadratic time when many tags are left open.
+Model text can be anything, so no function raises on it, and every scan is a single pass: lazy regular expressions such
+as `<step>(.*?)</step>` take quadratic time when many tags are left open.
 """
 import re
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ def clamp_score(score: float) -> float:
 
 
 def find_blocks(text: str, tag: str) -> tuple[tuple[int, int], ...]:
-    """Return the spans, tags included, of the non-overlapping `<tag>...</tag>`; each ends at the first closing tag."""
+    """The spans, tags included, of the non-overlapping `<tag>...</tag>`; each ends at the first closing tag."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     spans = []
     start = text.find(opening)
@@ -84,18 +83,18 @@ def find_blocks(text: str, tag: str) -> tuple[tuple[int, int], ...]:
 
 
 def inner_text(text: str, span: tuple[int, int], tag: str) -> str:
-    """Return the text between the tags of a span."""
+    """The text between the tags of a span."""
     return text[span[0] + len(tag) + 2 : span[1] - len(tag) - 3]
 
 
 def first_block(text: str, tag: str) -> str | None:
-    """Return the text inside the first closed `<tag>...</tag>`, or None."""
+    """The text inside the first closed `<tag>...</tag>`, or None."""
     spans = find_blocks(text, tag)
     return inner_text(text, spans[0], tag) if spans else None
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the text inside the balanced `\boxed{}` that starts last, or None; of nested boxes, the innermost."""
+    r"""The text inside the balanced `\boxed{}` that starts last, or None; of nested boxes, the innermost."""
     boxes = _closed_boxes(text)
     if not boxes:
         return None
@@ -104,12 +103,12 @@ def last_boxed(text: str) -> str | None:
 
 
 def is_single_box(text: str) -> bool:
-    r"""Return whether the text is one balanced, non-empty `\boxed{...}` and nothing else."""
+    r"""Whether the text is one balanced, non-empty `\boxed{...}` and nothing else."""
     return (0, len(text)) in _closed_boxes(text) and text != r"\boxed{}"
 
 
 def _closed_boxes(text: str) -> list[tuple[int, int]]:
-    """Return the spans of all balanced boxes, in the order in which they close."""
+    """The spans of all balanced boxes, in the order in which they close."""
     open_groups: list[int | None] = []  # start of a box, or None for a plain group
     boxes = []
     num_open = 0  # number of boxes in `open_groups`

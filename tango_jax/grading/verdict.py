@@ -1,9 +1,7 @@
-r"""Parser for verifier responses.
+r"""Parser for verifier responses: judgements, the verdict and the format score.
 
-Takes the text of a response and the number of steps in the solution; returns judgements, the verdict and the format
-score. Stage of the loop: after sampling from the verifier. Step blocks are searched only inside the first closed
-`<step_verification>` section; without one there are no judgements, but a verdict still counts. The verdict
-is the first one behind the section, or else the first one.
+Step blocks are searched only inside the first closed `<step_verification>` section; without one there are no
+judgements, but a verdict still counts. The verdict is the first one behind the section, or else the first one.
 """
 import re
 from dataclasses import dataclass
@@ -72,7 +70,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _judgement(block: str) -> bool | None:
-    """Return the judgement in the box that ends the block (a period and whitespace may follow), or None."""
+    """The judgement in the box that ends the block (a period and whitespace may follow), or None."""
     tail = block.rstrip()[-32:].removesuffix(".").lower()
     for ending, is_correct in _BOX_ENDINGS.items():
         if tail.endswith(ending):
@@ -117,6 +115,6 @@ def _final_section_start(text: str) -> int | None:
 
 
 def _has_text_outside_blocks(section: str) -> bool:
-    """Return whether the section has text other than whitespace before, between or after its blocks."""
+    """Whether the section has text other than whitespace before, between or after its blocks."""
     edges = [0, *(edge for span in find_blocks(section, "step") for edge in span), len(section)]
     return any(section[start:end].strip() for start, end in zip(edges[::2], edges[1::2], strict=True))

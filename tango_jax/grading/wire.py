@@ -1,7 +1,6 @@
-"""Messages between the grading pool and its workers: encodes JSON objects as length-prefixed frames and decodes them.
+"""Messages between the grading pool and its workers: JSON objects as length-prefixed frames.
 
-Stage of the loop: grading. Frames are used rather than lines so that the half-written reply of a killed worker is never
-read.
+With frames, unlike lines, the half-written reply of a killed worker is never read.
 """
 import json
 from typing import Any

@@ -1,9 +1,7 @@
-r"""A grading process.
+r"""A grading process: reads (gold, answer) pairs, writes correct, wrong, timeout or error.
 
-Reads (gold, answer) pairs from standard input and writes correct, wrong, timeout or error to standard output. Stage of
-the loop: grading, behind `pool.py`, which starts this process through `worker_start.py`. It is a fresh interpreter that
-never loads jax. The time limit is a signal, so the work stays in the main thread. The limit counts the worker's own
-processor time: on a busy machine an ordinary answer may take seconds of wall-clock time and must not be lost.
+`pool.py` starts it through `worker_start.py`. The time limit is a signal, so the work stays in the main thread. It
+counts the worker's own processor time: on a busy machine an ordinary answer may take seconds of wall-clock time.
 """
 import logging
 import os

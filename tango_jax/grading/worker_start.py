@@ -1,9 +1,7 @@
 """Entry script of a grading process: sets the import path, then runs `worker.py`. Uses the standard library only.
 
-Stage of the loop: grading. `pool.py` starts this file by its path as `python -I -S worker_start.py LIMIT DEADLINE
-PATH...`. In this mode the interpreter imports only from the standard library, regardless of the working folder,
-PYTHONPATH and the folder of the main script. The import path of the parent is then appended, so that a worker finds the
-packages that the parent finds, while a file such as `random.py` in one of these folders shadows nothing.
+`pool.py` starts it as `python -I -S worker_start.py LIMIT DEADLINE PATH...`: imports come from the standard library
+first and then from the parent's import path, so that a file such as `random.py` in a folder shadows nothing.
 """
 import importlib.util
 import sys

@@ -1,7 +1,6 @@
 """Shows a run in a notebook cell: live curves during training, and the report afterwards.
 
-Takes the workdir that `train` writes to, or a page of `tango_jax.report`, and displays it as the cell's output. A
-thread reads the run's files; `train` itself is unaware of it.
+A thread reads the run's files; `train` itself is unaware of it.
 """
 
 import contextlib

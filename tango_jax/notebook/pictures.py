@@ -1,7 +1,4 @@
 """Figures of the data in the loop: tokens as coloured boxes, packed rows as grids, bar charts by parameter.
-
-Takes texts and numbers from the records and returns matplotlib figures; `show` turns one into a cell's output. Not a
-stage of the loop; used by the notebooks. Colours are the Okabe-Ito ones of the report and never the only distinction.
 """
 
 import io

@@ -1,10 +1,11 @@
 """Estimates with 95 % intervals, of two kinds that answer two questions. Takes outcomes or measures, returns estimates.
 
-**Over problems** (`share_of`, `bootstrap_means`, ...): how much would a figure of one model vary with another draw of
-problems? A share of yes-or-no outcomes gets Wilson's interval, which is accurate near 0 and 1 and for as few as 30
-problems; everything else gets the percentile bootstrap over problems with a fixed seed, so that the same rows always
-give the same table. An average over sets takes draws of each; where a set's outcomes are all alike, and resampling
-shows no spread, they come from Jeffreys' posterior.
+**Over problems** (`bootstrap_means`, `paired_differences`, `estimate_from_sums`, `mean_over_sets`): how much would a
+figure of one model vary with another draw of problems? All take the bootstrap over problems, the only interval that
+fits shares, means over samples, F1 scores, paired differences and averages over sets alike. It is the Bayesian one
+(Rubin 1981): each problem gets a random weight. For shares and means one more problem that is wholly right and one that
+is wholly wrong are weighted too, because problems that are all alike show no spread, and 0 of 30 does not mean never.
+For yes-or-no outcomes this is nearly Wilson's interval (`wilson`), which the report uses for its many rates.
 
 **Over starts** (`estimate`, `difference`, `ratio`, `gap_share`): how much would a figure of one method vary with
 another draw of starts and seeds? A run is known by its unit, (start, seed): arms of one unit have the same stage 1 and
@@ -27,6 +28,7 @@ from scipy import special
 
 Z_95 = 1.959963984540054  # of the normal distribution
 RESAMPLES = 2000
+_ROUNDING = 1e-9  # draws that differ by less are equal
 _CHUNK = 100  # resamples computed at once: 15,000 problems x 2,000 resamples would take 240 MB
 _SEED = 0
 MIN_FOR_INTERVAL = 5  # with fewer runs every one of them is shown instead
@@ -61,82 +63,60 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return 0.0 if share == 0 else middle - half, 1.0 if share == 1 else middle + half
 
 
-def share_of(outcomes: Sequence[bool] | np.ndarray) -> Estimate:
-    """The share of True among yes-or-no outcomes."""
-    outcomes = np.asarray(outcomes, bool)
-    if not outcomes.size:
-        return _UNKNOWN
-    return Estimate(float(outcomes.mean()), *wilson(float(outcomes.mean()), outcomes.size))
-
-
 def bootstrap_means(values_OA: np.ndarray) -> list[Estimate]:
     """The mean of each column: one number per problem, between 0 and 1 in all of them."""
     count, columns = values_OA.shape
     if not count:
         return [_UNKNOWN] * columns
-    draws_JA = resample(values_OA, lambda sums_JA: sums_JA / count)
-    estimates = []
-    for c in range(columns):
-        mean = float(values_OA[:, c].mean())
-        # Without spread resampling shows none, and 0 of 30 does not mean never.
-        is_constant = np.ptp(values_OA[:, c]) == 0
-        estimates.append(Estimate(mean, *(wilson(mean, count) if is_constant else percentile_interval(draws_JA[:, c]))))
-    return estimates
+    draws_JA = mean_draws(values_OA)
+    return [estimate_of(float(values_OA[:, c].mean()), draws_JA[:, c]) for c in range(columns)]
+
+
+def mean_draws(values_OA: np.ndarray) -> np.ndarray:
+    """Draws of the mean of each column, for `mean_over_sets`."""
+    one_of_each_PA = np.repeat([[0.0], [1.0]], values_OA.shape[1], axis=1)
+    return resample(values_OA, lambda means_JA: means_JA, one_of_each_PA)
 
 
 def paired_differences(values_OA: np.ndarray, baseline_O: np.ndarray) -> list[Estimate]:
     """The mean of each column minus that of the baseline: paired, so that hard problems do not hide a difference."""
     gaps_OA = values_OA - baseline_O[:, None]
-    draws_JA = resample(gaps_OA, lambda sums_JA: sums_JA / len(gaps_OA))
-    return [
-        Estimate(float(gaps_OA[:, c].mean()), *percentile_interval(draws_JA[:, c])) for c in range(gaps_OA.shape[1])
-    ]
+    draws_JA = resample(gaps_OA, lambda means_JA: means_JA)
+    return [estimate_of(float(gaps_OA[:, c].mean()), draws_JA[:, c]) for c in range(gaps_OA.shape[1])]
 
 
 def estimate_from_sums(columns_OA: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> Estimate:
-    """A figure computed from column sums, such as F1 from counts; `statistic_fn` maps sums to values_J."""
+    """A figure that depends on ratios of column sums alone, such as F1; `statistic_fn` maps sums to values_J."""
     if not len(columns_OA):
         return _UNKNOWN
     value = statistic_fn(np.asarray(columns_OA, float).sum(axis=0, keepdims=True))[0]
-    return Estimate(float(value), *percentile_interval(resample(columns_OA, statistic_fn)))
+    return estimate_of(float(value), resample(columns_OA, statistic_fn))
 
 
-def resample(columns_OA: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Return the statistic of J bootstrap resamples of the rows, computed from their column sums."""
-    columns_OA = np.asarray(columns_OA, float)
-    rng, count = np.random.default_rng(_SEED), len(columns_OA)
-    parts = []
+def resample(
+    columns_OA: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray], further_PA: np.ndarray | None = None
+) -> np.ndarray:
+    """J draws of a statistic of the weighted column means; `further_PA` are rows that are drawn besides."""
+    rows_RA = np.asarray(columns_OA, float)
+    if further_PA is not None:
+        rows_RA = np.concatenate([rows_RA, further_PA])
+    rng, parts = np.random.default_rng(_SEED), []
     for _ in range(0, RESAMPLES, _CHUNK):
-        times_JO = rng.multinomial(count, np.full(count, 1.0 / count), size=_CHUNK)
-        parts.append(statistic_fn(times_JO @ columns_OA))
+        weight_JR = rng.standard_exponential((_CHUNK, len(rows_RA)))
+        parts.append(statistic_fn(weight_JR / weight_JR.sum(axis=1, keepdims=True) @ rows_RA))
     return np.concatenate(parts)
 
 
-def percentile_interval(draws_J: np.ndarray) -> tuple[float, float]:
-    """The middle 95 % of the draws; a resample that does not determine the figure (NaN) is left out.
+def estimate_of(value: float, draws_J: np.ndarray) -> Estimate:
+    """The value with the middle 95 % of its draws; a draw that does not determine the figure (NaN) is left out.
 
-    NaN if all draws are equal: resampling identical rows shows no variation, but this does not mean certainty.
+    The bounds are NaN if all draws are equal: identical rows show no variation, but this does not mean certainty.
     """
     draws_J = draws_J[np.isfinite(draws_J)]
-    if not draws_J.size or np.ptp(draws_J) == 0:
-        return float("nan"), float("nan")
+    if np.isnan(value) or not draws_J.size or np.ptp(draws_J) < _ROUNDING:
+        return _UNKNOWN._replace(value=value)
     low, high = np.percentile(draws_J, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def share_draws(outcomes: Sequence[bool] | np.ndarray) -> np.ndarray:
-    """Draws of the share of True among yes-or-no outcomes, for `mean_over_sets`."""
-    outcomes = np.asarray(outcomes, float)
-    if np.ptp(outcomes) == 0:
-        return jeffreys_draws(outcomes)[0]
-    return resample(outcomes[:, None], lambda sums_JA: sums_JA[:, 0] / outcomes.size)
-
-
-def jeffreys_draws(*outcomes: Sequence[bool] | np.ndarray) -> list[np.ndarray]:
-    """For each of several lists of yes-or-no outcomes, independent draws of the share of True, given a Beta(1/2, 1/2)
-    prior."""
-    rng = np.random.default_rng(_SEED)
-    return [rng.beta(np.sum(each) + 0.5, np.sum(np.logical_not(each)) + 0.5, RESAMPLES) for each in outcomes]
+    return Estimate(value, min(float(low), value), max(float(high), value))
 
 
 def mean_over_sets(values: list[float], draws: list[np.ndarray]) -> Estimate:
@@ -144,9 +124,7 @@ def mean_over_sets(values: list[float], draws: list[np.ndarray]) -> Estimate:
     rng = np.random.default_rng(_SEED)
     # Every set was resampled with the same seed: without a new order they would rise and fall together.
     mixed_J = np.mean([rng.permutation(draws_J) for draws_J in draws], axis=0)
-    mean, (low, high) = float(np.mean(values)), percentile_interval(mixed_J)
-    # Jeffreys' interval of 0 of n begins at 0, although no draw is 0.
-    return Estimate(mean, min(low, mean), max(high, mean))
+    return estimate_of(float(np.mean(values)), mixed_J)
 
 
 # Over starts.

@@ -1,12 +1,8 @@
-"""Builds the report: takes runs and writes one self-contained HTML file, or a folder. Last stage of the report.
+"""Builds the report: takes runs and writes one self-contained HTML file, or a folder.
 
-Large parts (the plotting library, the charts of each run, the chunks of rollouts) are stored as gzip in base64 and are
-decoded by the browser on demand. So no text of a model appears in the markup; and if some ever did, the page's
-Content-Security-Policy would keep it inert: it allows only the page's own scripts and styles, by hash.
-
-A folder (`build_bundle`) has the same page as index.html, and the chunks of rollouts beside it, in files that the
-browser loads when one of their rollouts is displayed or searched. There is no limit to their number, and the folder can
-be opened from disk or put on any web server. Its page's policy also allows scripts of its own origin.
+Large parts are base64 of gzip, which the browser decodes on demand: no text of a model appears in the markup, and the
+page's Content-Security-Policy allows only its own scripts and styles, by hash. A folder (`build_bundle`) has the chunks
+of rollouts in files beside its page, whose policy also allows scripts of its origin.
 """
 
 import base64
@@ -22,7 +18,7 @@ from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.provenance import describe
 from tango_jax.tracking.rollout_dump import read_rollouts
-from tango_jax.viewer import alarm_table, charts, comparison, lines, pack, performance, quality, trust
+from tango_jax.viewer import charts, comparison, pack, quality
 from tango_jax.viewer.runs import Run
 
 SCRIPTS = ("text", "data", "list", "filters", "controls", "arithmetic", "paint", "rollout", "compare", "viewer",
@@ -44,34 +40,22 @@ class Built(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-class Content(NamedTuple):
-    """What a page is made of, before its rollouts are chosen."""
-
-    title: str
-    payloads: dict[str, str]
-    packed: list[pack.Packed]
-    warnings: tuple[str, ...]
-
-
 def build_page(
     runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS, max_bytes: int = MAX_BYTES,
     as_seed: Collection[str] = (),
 ) -> Built:  # fmt: skip
-    """Write the report. Rollouts beyond either limit are left out, as `pack.thin_out` does, and the page says so.
+    """Write the report; rollouts beyond either limit are left out, evenly.
 
-    `as_seed` are settings in which runs of one line of the comparison may differ, besides the seed.
-
-    Raises:
-        ValueError: the file is there and no report.
+    `as_seed` are settings in which runs of one line of the comparison may differ, besides the seed. Raises ValueError
+    if the file is there and no report.
     """
-    if out.exists() and MARK not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise ValueError(f"--out={out} is no report and would be lost; name another file")
-    content = _content(runs, as_seed)
-    kept = _at_most(content.packed, max_rollouts)
-    kept, payloads = _within(kept, max_bytes - len(_fill(content.title, content.payloads).encode()))
+    _check_is_report(out, f"--out={out} is no report and would be lost; name another file")
+    title, payloads, packed, warnings = _content(runs, as_seed)
+    kept = _at_most(packed, max_rollouts)
+    kept, chosen = _within(kept, max_bytes - len(_fill(title, payloads).encode()))
     # Atomic: reloading shows either the old page or the new one.
-    write_atomically(out, _fill(content.title, content.payloads | payloads))
-    return Built(len(runs), len(kept), len(content.packed), out.stat().st_size, content.warnings)
+    write_atomically(out, _fill(title, payloads | chosen))
+    return Built(len(runs), len(kept), len(packed), out.stat().st_size, warnings)
 
 
 def build_bundle(
@@ -79,33 +63,37 @@ def build_bundle(
 ) -> Built:
     """Write the report as a folder: index.html, and data/ with all rollouts or at most `max_rollouts`.
 
-    Files of chunks are named after their contents, and index.html is written between the new chunks and the deletion of
-    old ones: an open page goes on working until it is reloaded, and an interruption leaves the old or the new report.
-
-    Raises:
-        ValueError: the folder has an index.html that is no report.
+    Files of chunks are named after their contents, and index.html is written before old ones are deleted: an
+    interruption leaves the old or the new report. Raises ValueError if index.html is there and no report.
     """
     index, data = folder / "index.html", folder / "data"
-    if index.exists() and MARK not in index.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise ValueError(f"--bundle={folder}: its index.html is no report and would be lost; name another folder")
-    content = _content(runs, as_seed)
-    kept = content.packed if max_rollouts is None else _at_most(content.packed, max_rollouts)
+    _check_is_report(index, f"--bundle={folder}: its index.html is no report and would be lost; name another folder")
+    title, payloads, packed, warnings = _content(runs, as_seed)
+    kept = packed if max_rollouts is None else _at_most(packed, max_rollouts)
     names = []
     for chunk in pack.chunks_of(kept, BUNDLE_CHUNK):
         names.append(f"chunk-{hashlib.sha256(chunk.encode()).hexdigest()[:16]}.js")
         if not (data / names[-1]).exists():
             write_atomically(data / names[-1], f'tangoChunk("{names[-1]}", "{chunk}");\n')
     columns = pack.columns_of(kept, BUNDLE_CHUNK) | {"files": names}
-    page = _fill(content.title, content.payloads | {"columns": pack.encode_json(columns)}, "'self'")
+    page = _fill(title, payloads | {"columns": pack.encode_json(columns)}, "'self'")
     write_atomically(index, page)
     for path in data.glob("chunk-*.js"):
         if path.name not in names:
             path.unlink()
     size = sum(path.stat().st_size for path in (index, *(data / name for name in set(names))))
-    return Built(len(runs), len(kept), len(content.packed), size, content.warnings)
+    return Built(len(runs), len(kept), len(packed), size, warnings)
 
 
-def _content(runs: Sequence[Run], as_seed: Collection[str]) -> Content:
+def _check_is_report(path: Path, message: str) -> None:
+    if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise ValueError(message)
+
+
+def _content(
+    runs: Sequence[Run], as_seed: Collection[str]
+) -> tuple[str, dict[str, str], list[pack.Packed], tuple[str, ...]]:
+    """The title, the payloads without rollouts, all rollouts, and warnings."""
     packed, pages = [], []
     for index, run in enumerate(runs):
         judged, grades = [], {}
@@ -115,8 +103,8 @@ def _content(runs: Sequence[Run], as_seed: Collection[str]) -> Content:
             if rollout["role"] == "generator":
                 grades.setdefault((rollout["turn"], rollout["group"]), []).append(rollout["solution"]["is_correct"])
         pages.append(pack.encode_json(_charts_of(run, quality.of_one_role(judged), grades)))
-    found = lines.lines_of(runs, as_seed)
-    warnings = lines.warnings(found, as_seed)
+    found = comparison.lines_of(runs, as_seed)
+    warnings = comparison.warnings(found, as_seed)
     facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed), "warnings": warnings}
     payloads = {
         "plotly": pack.encode(_read(PLOTLY).encode()),
@@ -125,25 +113,20 @@ def _content(runs: Sequence[Run], as_seed: Collection[str]) -> Content:
         "facts": pack.encode_json(facts),
     }
     title = "RL Tango: " + (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
-    return Content(title, payloads, packed, tuple(warnings))
+    return title, payloads, packed, tuple(warnings)
 
 
 def _charts_of(run: Run, judged: list[quality.Judged], grades: dict[tuple[int, int], list[bool]]) -> dict:
     return {
         "headline": charts.headline(run),
-        "training": charts.training(run) + trust.groups(run, grades),
-        "alarms": alarm_table.alarms(run),
-        "trust": trust.panels(run, judged),
-        "confusion": trust.confusion_tables(judged),
-        "kinds": trust.kinds_table(judged),
-        "measured_on": trust.measured_on(run, judged),
-        "speed": performance.speed(run),
-        "speed_tables": [item for item in (performance.speed_table(run), performance.memory_table(run)) if item],
+        "training": charts.training(run) + quality.groups(grades),
+        "alarms": charts.alarms(run),
+        "quality": quality.section(run, judged),
+        "speed": charts.speed(run),
     }
 
 
 def _facts(run: Run) -> dict:
-    """Facts about a run that the page displays."""
     return {
         "name": run.name,
         "arm": run.arm,
@@ -177,7 +160,6 @@ def _within(packed: list[pack.Packed], room: int) -> tuple[list[pack.Packed], di
 
 
 def _fill(title: str, payloads: dict[str, str], script_sources: str = "") -> str:
-    """The page template with style, scripts and payloads filled in."""
     script = '\n"use strict";\n(() => {\n' + "\n".join(_read(f"{name}.js") for name in SCRIPTS) + "\n})();\n"
     style = f"\n{_read('style.css')}\n"
     data = "\n".join(_element(name, value) for name, value in payloads.items())
@@ -191,10 +173,7 @@ def _fill(title: str, payloads: dict[str, str], script_sources: str = "") -> str
 
 
 def _policy(scripts: Sequence[str], style: str, script_sources: str) -> str:
-    """The page's Content-Security-Policy: these scripts, this style, the icon's `data:` URL, and nothing else.
-
-    `script_sources` are further sources of scripts; a bundle loads its chunks from its own origin.
-    """
+    """The Content-Security-Policy: these scripts and further sources of scripts, this style, and the icon's URL."""
     # The plotting library creates an empty style element and adds rules by script, which requires the hash of "".
     sources = " ".join(filter(None, (*map(_source_hash, scripts), script_sources)))
     return "; ".join([

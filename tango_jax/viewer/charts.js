@@ -35,7 +35,7 @@ function pageColours(...names) {
 function themed(panel) {
   const [ink, line, background] = pageColours("ink", "line", "panel");
   let text = JSON.stringify({ data: panel.traces, layout: panel.layout });
-  if (document.documentElement.dataset.shade === "dark") {
+  if (isDark.matches) {
     text = text.replace(/#0072B2|#56B4E9|#6E6E6E|#000000|rgba\((?:0,114,178|86,180,233)/g, (found) => DARK_COLOURS[found]);
   }
   const { data, layout } = JSON.parse(text);
@@ -136,29 +136,6 @@ async function draw(box) {
   if (performance.getEntriesByName("first-chart").length === 0) performance.mark("first-chart");
 }
 
-// Paper is white and has its own width, and a printer does not wait: all charts of the page are drawn at once, also those
-// out of sight, in light colours and in columns of a fixed width. The library, once loaded, draws before it returns.
-const PRINTED_WIDTH = 316; // pixels; with their frames, two of them fit on A4 and on Letter
-
-function drawForPrint() {
-  if (!window.Plotly) return;
-  const root = document.documentElement;
-  root.dataset.before = root.dataset.theme;
-  root.dataset.theme = root.dataset.shade = "light";
-  for (const box of document.querySelectorAll("#charts .plot")) {
-    const { data, layout } = themed(box.panel);
-    box.nextElementSibling.replaceChildren(...legend(data).children);
-    window.Plotly.react(box, data, { ...layout, width: PRINTED_WIDTH, height: 240 }, { displayModeBar: false });
-    drawn.add(box);
-  }
-}
-
-function bindPrinting() {
-  window.addEventListener("beforeprint", drawForPrint);
-  // Redraws the charts as they were.
-  window.addEventListener("afterprint", () => setTheme(document.documentElement.dataset.before ?? storedTheme()));
-}
-
 // Redraws the charts, e.g. in other colours. Charts out of sight are redrawn later: a hidden element has no size.
 function redrawCharts() {
   for (const box of [...drawn]) {
@@ -181,75 +158,52 @@ function figure(panel) {
   );
 }
 
-function dataTable({ caption, head, rows }) {
+// The first cell of a row is its head; a cell is a text, an element, or a list of them.
+function dataTable({ caption = "", head, rows }, kind = "") {
+  const cell = (content) => (content instanceof Element && content.tagName === "TD" ? content : h("td", {}, content));
   return h(
     "div",
     { class: "scroll" },
     h(
       "table",
-      { class: "data" },
+      { class: `data ${kind}` },
       h("caption", {}, caption),
       h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
-      h(
-        "tbody",
-        {},
-        ...rows.map(([first, ...rest]) =>
-          h("tr", {}, h("th", { scope: "row" }, first), ...rest.map((text) => h("td", {}, text))),
-        ),
-      ),
+      h("tbody", {}, ...rows.map(([first, ...rest]) =>
+        h("tr", {}, h("th", { scope: "row" }, ...[first].flat()), ...rest.map(cell)))),
     ),
   );
 }
 
+const linkToRun = (query, run) => `#${query}&run=${encodeURIComponent(run)}`;
+
 // A matrix of verdicts by grade, or of judgements by gold label; each disagreement links to its rollouts.
-function confusionTable({ caption, of, rows, role, turns }, run) {
-  const link = (cell, label) => {
-    const grade = of === "answer" ? `&grade=${label}` : ""; // steps have no filter of their own
-    return `#only=${cell.filter}${grade}&role=${role}&run=${encodeURIComponent(run)}&turns=${turns.join("-")}`;
-  };
-  const cellOf = (cell, row) =>
+function confusionTable({ caption, of, rows }, run) {
+  const cellOf = ({ count, share, part, link }) =>
     h(
       "td",
-      { style: `--share:${row.total ? cell.count / row.total : 0}` },
-      cell.filter && cell.count ? h("a", { href: link(cell, row.label) }, String(cell.count)) : String(cell.count),
-      h("small", {}, ` ${cell.share}`),
+      { style: `--share:${part}` },
+      link && count ? h("a", { href: linkToRun(link, run) }, String(count)) : String(count),
+      h("small", {}, ` ${share}`),
     );
-  const rowOf = (row) => {
-    const total = h("small", {}, `n = ${row.total.toLocaleString("en")}`);
-    const head = h("th", { scope: "row" }, `${row.label} `, total);
-    return h("tr", {}, head, ...row.cells.map((cell) => cellOf(cell, row)));
-  };
-  const head = [of, ...rows[0].cells.map(({ name }) => name)];
-  return h(
-    "table",
-    { class: "data confusion" },
-    h("caption", {}, caption),
-    h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
-    h("tbody", {}, ...rows.map(rowOf)),
-  );
+  const body = rows.map(({ label, total, cells }) => [
+    [`${label} `, h("small", {}, `n = ${total.toLocaleString("en")}`)],
+    ...cells.map(cellOf),
+  ]);
+  return dataTable({ caption, head: [of, ...rows[0].cells.map(({ name }) => name)], rows: body }, "confusion");
 }
 
 // The alarms: what was observed, when, and what to try; the turns link to their rollouts.
 function alarmsTable({ note, rows }, run) {
-  const cells = ({ name, turns, range, seen, limit, advice }) => [
-    h("th", { scope: "row" }, name),
-    h("td", {}, h("a", { href: `#role=training&run=${encodeURIComponent(run)}&turns=${range.join("-")}` }, turns)),
-    ...[seen, limit, advice].map((text) => h("td", {}, text)),
-  ];
   const head = ["alarm", "turns", "observed at its first turn", "limit", "what to try"];
-  return h(
-    "div",
-    { class: "scroll" },
-    muted(note),
-    rows.length
-      ? h(
-          "table",
-          { class: "data alarms" },
-          h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
-          h("tbody", {}, ...rows.map((row) => h("tr", {}, ...cells(row)))),
-        )
-      : "",
-  );
+  const body = rows.map(({ name, turns, range, seen, limit, advice }) => [
+    name,
+    h("a", { href: linkToRun(`role=training&turns=${range.join("-")}`, run) }, turns),
+    seen,
+    limit,
+    advice,
+  ]);
+  return [muted(note), rows.length ? dataTable({ head, rows: body }, "alarms") : null];
 }
 
 function section(id, title, ...content) {
@@ -290,37 +244,24 @@ function headline(values, fact) {
 async function renderCharts(box, nav, facts, run) {
   const [all, own] = await Promise.all([payloadJson("comparison"), payloadJson(`charts-${run}`)]);
   const fact = facts.runs[run];
-  const missing = own.confusion.length
-    ? null
-    : muted("No rollouts of a verifier were dumped by this run, so some charts and tables are missing.");
-  const confusion = own.confusion.map((table) => h("div", { class: "scroll" }, confusionTable(table, fact.name)));
-  const tables = h("div", { class: "tables" }, ...confusion);
+  const confusion = own.quality.confusion.map((table) => confusionTable(table, fact.name));
   const sections = [
     all.scores?.length + all.turns?.length > 0 &&
       section("compare", "Runs compared", grid(all.scores), all.table && dataTable(all.table), moreCharts(all.turns)),
     section("training", "Both roles over training", headline(own.headline, fact), grid(own.training)),
     section("alarms", "Alarms", alarmsTable(own.alarms, fact.name)),
     section(
-      "trust",
-      "Can the verifier be trusted?",
-      missing ?? muted(own.measured_on),
-      own.confusion.length ? tables : null,
-      own.kinds && dataTable(own.kinds),
-      grid(own.trust),
+      "quality",
+      "The verifier's quality",
+      muted(own.quality.note),
+      confusion.length ? h("div", { class: "tables" }, ...confusion) : null,
+      grid(own.quality.panels),
     ),
-    section("speed", "Speed and memory", grid(own.speed), own.speed_tables.map(dataTable)),
+    section("speed", "Speed", grid(own.speed)),
   ].filter(Boolean);
   drawn.clear();
   box.replaceChildren(...sections);
   nav.replaceChildren(
-    ...sections.map((item) => {
-      const link = h("a", { href: `#${item.id}` }, item.querySelector("h2").textContent);
-      link.addEventListener("click", (event) => {
-        event.preventDefault();
-        setAddress(item.id);
-        item.scrollIntoView();
-      });
-      return link;
-    }),
+    ...sections.map((item) => h("a", { href: `#${item.id}` }, item.querySelector("h2").textContent)),
   );
 }

@@ -1,60 +1,54 @@
-"""The charts of training: takes a run, returns a section of panels (panels.py) and its headline.
+"""The charts of training: takes a run, returns panels (panels.py), a headline and the table of alarms.
 
 Curves of metrics that a run did not log are missing, and panels without curves are left out.
 """
 
-from tango_jax.method.arms import BLACK, BLUE, GREEN, GREY, VERMILION
+import itertools
+
+from tango_jax.method.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+from tango_jax.tracking.alarms import Period, periods
 from tango_jax.tracking.curves import SCORES, Series, series
 from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.metrics import TURN_PHASES
-from tango_jax.viewer.panels import line, noisy, panel, share, with_content
+from tango_jax.viewer.panels import bars, line, noisy, panel, share, with_content
 from tango_jax.viewer.runs import Run
 
 TURN = "turn (both roles)"  # label of the x axis
+PHASES = ("sample", "verify", "grade", "update", "dump", "evaluate")  # in the order of a turn
+LOOKS = ((VERMILION, ""), (BLUE, "/"), (PURPLE, "x"), (GREEN, "\\"), (GREY, "-"), (ORANGE, "."), (SKY, "+"))
+NESTED = ("reshard", "turn")  # phases whose times are those of others, too
 
 
 def training(run: Run) -> list[dict]:
-    """Figure 1: both roles over training, with health metrics."""
+    """The generator's accuracy, and how both roles fare."""
     rows = run.rows
 
-    def of(name: str, phases=TURN_PHASES, x: str = "step") -> Series:
-        return series(rows, phases, x, name)
+    def of(name: str, phases=TURN_PHASES) -> Series:
+        return series(rows, phases, "step", name)
 
     def both(name: str) -> list[dict]:
         return noisy("generator", of(f"generator/{name}", {"generator"}), VERMILION) + noisy(
             "verifier", of(f"verifier/{name}", {"warmup", "verifier"}), BLUE, "--"
         )
 
-    warmup, sampled = warmup_shade(rows), _sampled_in_a_turn(run)
+    warmup, sampled = warmup_shade(rows), responses_of_a_turn(run)
     accuracy = share("greedy, held out", of("generator/accuracy", {"eval"}), _evaluated(run), VERMILION)
     accuracy += line("greedy, with second tries", of("second_try/eval_final_accuracy", {"eval"}), GREEN, "--", "x")
     reward = noisy("sampled, in training", of("generator/reward/outcome", {"generator"}), GREY, "--")
     reward += noisy("labels that agree with the grade", of("generator/label_accuracy", {"generator"}), BLUE, ":")
-    f1 = line("verdicts, macro-F1", of("verifier/pool/outcome_f1", {"eval"}), BLUE, "--", "square")
-    f1 += line("steps, macro-F1", of("verifier/pool/step_f1", {"eval"}), GREEN, "-", "triangle-up")
-    verdicts = noisy("agrees with the grader", of("verifier/reward/correctness"), GREEN)
-    verdicts += noisy("says CORRECT", of("verifier/rate_correct"), BLUE, "--")
-    verdicts += noisy("share of correct answers", of("verifier/solutions_correct"), GREY, ":")
-    verdicts += noisy("INVALID", of("verifier/rate_invalid"), VERMILION, "-.")
-    verdicts += noisy("quality by a second judgement", of("verifier/reward/quality"), BLACK)
     tried = noisy("tried again", of("second_try/share"), GREY, "--")
     tried += noisy("mended", of("second_try/mended"), GREEN)
     tried += noisy("broken", of("second_try/broken"), VERMILION, ":")
     believed = noisy("trust", of("generator/trust", {"generator"}), VERMILION)
     believed += noisy("share of the solutions that are judged", of("generator/judged_share", {"generator"}), GREY, "--")
-    pool = run.settings["eval.pool"]
     return with_content(
         [
             panel("Generator", f"Share of correct answers: greedy on {_evaluated(run)} held-out problems, with its "
                   f"95 % interval, and of the {sampled} sampled in a turn.", accuracy + reward, TURN,
                   score=True, **warmup),
-            panel("Verifier on the fixed pool", f"Agreement with the known labels on {pool} fixed solutions, greedy.",
-                  f1, TURN, score=True, **warmup),
-            panel("Verdicts in training", "How often it says CORRECT, and the share of correct solutions; of "
-                  f"{sampled} verifications in a turn.", verdicts, TURN, score=True, **warmup),
             panel("Second tries", "Shares of the solutions of a turn.", tried, TURN, score=True, **warmup),
             panel("Trust in the verifier", "The factor of the step rewards' weight, and the share of the solutions "
-                  "that the verifier is asked about.", believed, TURN, score=True, **warmup),
+                  "that it judges.", believed, TURN, score=True, **warmup),
             panel("Entropy", "Nats per token; near 0 the policy no longer explores.", both("entropy"), TURN, **warmup),
             panel("KL to the reference", "For policies with a reference.", both("kl"), TURN, **warmup),
             panel("Response length", "Mean number of sampled tokens.", both("length_mean"), TURN, **warmup),
@@ -62,6 +56,50 @@ def training(run: Run) -> list[dict]:
                   both("truncation_rate"), TURN, score=True, **warmup),
             panel("Log-prob gap", "Largest difference between sampler and trainer over all tokens of a turn. More than "
                   "rounding means that the cache or a mask is wrong.", both("logprob_gap_max"), TURN, **warmup),
+        ]
+    )  # fmt: skip
+
+
+def alarms(run: Run) -> dict:
+    """{"note": a sentence, "rows": one per period of an alarm}."""
+    found, latest = periods(run.rows), max((row["step"] for row in run.rows), default=0)
+    if not found:
+        return {"note": f"No alarms in {latest} turns.", "rows": []}
+    going_on = sum(period.last is None for period in found)
+    note = f"Alarms in {latest} turns: {len(found)} ({going_on} still active at the last turn)."
+    return {"note": note, "rows": [_alarm(period, latest) for period in found]}
+
+
+def _alarm(period: Period, latest: int) -> dict:
+    last = latest if period.last is None else period.last
+    turns = f"{period.first}" if last == period.first else f"{period.first} to {last}"
+    what = period.alarm  # None if another version, with other limits, raised it
+    return {
+        "name": period.name,
+        "turns": turns + (" (still active)" if period.last is None else ""),
+        "range": [period.first, last],
+        "seen": what.seen if what else "raised under different limits",
+        "limit": what.limit if what else "",
+        "advice": what.advice if what else "",
+    }
+
+
+def speed(run: Run) -> list[dict]:
+    rows = run.rows
+
+    def of(name: str) -> Series:
+        return series(rows, (*TURN_PHASES, "eval") if "evaluate" in name else TURN_PHASES, "step", name)
+
+    timed = {name[5:-2] for row in rows for name in row if name.startswith("time/") and name.endswith("_s")}
+    usual, others = [phase for phase in PHASES if phase in timed], sorted(timed - {*PHASES, *NESTED})
+    looks = zip((*usual, *others), itertools.cycle(LOOKS))
+    times = [trace for phase, look in looks for trace in bars(phase, of(f"time/{phase}_s"), *look)]
+    return with_content(
+        [
+            panel("Seconds per turn", "By phase; an evaluation is shown at the turn before it.", times, TURN, "s",
+                  barmode="stack", bargap=0.05),
+            panel("Speed of sampling", "Tokens sampled by both roles per second of sampling.",
+                  noisy("tokens/s", of("throughput/sampled_tokens_per_s"), GREEN), TURN, "tokens/s"),
         ]
     )  # fmt: skip
 
@@ -82,27 +120,16 @@ def headline(run: Run) -> list[list[str]]:
 
 
 def _evaluated(run: Run) -> int:
-    """The number of held-out problems of an evaluation."""
     counted = (row["generator/problems"] for row in reversed(run.rows) if row.get("generator/problems"))
     return int(next(counted, run.settings["eval.problems"]))  # before the first evaluation, the setting
 
 
 def responses_of_a_turn(run: Run) -> str:
-    """The responses that a turn learns from."""
     problems, samples = run.settings["rl.prompts_per_step"], run.settings["rl.samples_per_prompt"]
     return f"{problems} × {samples}"
 
 
-def _sampled_in_a_turn(run: Run) -> str:
-    """Those from which dynamic sampling chooses what a turn learns from are sampled, too."""
-    problems, samples = run.settings["rl.prompts_per_step"], run.settings["rl.samples_per_prompt"]
-    further = run.settings["rl.dynamic_sampling"]
-    most = f" (up to {(1 + further) * problems} × {samples} with rl.dynamic_sampling={further})" if further else ""
-    return f"{responses_of_a_turn(run)}{most}"
-
-
 def warmup_shade(rows: list[dict]) -> dict:
-    """Shading for the turns of the warm-up."""
     steps = [row["step"] for row in rows if row["phase"] == "warmup"]
     if not steps:
         return {}

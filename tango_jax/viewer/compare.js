@@ -16,22 +16,9 @@ function sameProblem(columns, index) {
   return found;
 }
 
-// Of too many, some of every run: its first, its last and some between.
-function chosenOf(columns, indices) {
-  if (indices.length <= MAX_COLUMNS) return indices;
-  const runs = [...new Set(indices.map((i) => columns.run[i]))];
-  const each = Math.max(2, Math.floor(MAX_COLUMNS / runs.length));
-  return runs.flatMap((run) =>
-    spread(
-      indices.filter((i) => columns.run[i] === run),
-      each,
-    ),
-  );
-}
-
 // The indices to show side by side, with what marks them: [index, "best" | "worst" | ""].
 function columnsToShow(columns, facts, index, as) {
-  if (as === "problem") return chosenOf(columns, sameProblem(columns, index)).map((i) => [i, ""]);
+  if (as === "problem") return spread(sameProblem(columns, index), MAX_COLUMNS).map((i) => [i, ""]);
   const group = siblingsOf(columns, facts, index)
     .map((item) => item.index)
     .sort((a, b) => columns.reward[b] - columns.reward[a] || a - b);
@@ -41,13 +28,12 @@ function columnsToShow(columns, facts, index, as) {
 }
 
 // The choice between one rollout, its group and its problem; the counts say how many there are of each.
-function lookTabs(look, counts, setLook) {
+function lookTabs(shown, counts, show) {
   const names = {
     "": "This rollout",
     group: `Its group (${counts.group})`,
     problem: `The same problem (${counts.problem})`,
   };
-  const keys = { "": "Esc", group: "g", problem: "p" };
   const buttons = Object.entries(names).map(([as, text]) => {
     const button = h(
       "button",
@@ -55,13 +41,12 @@ function lookTabs(look, counts, setLook) {
         type: "button",
         id: `look-${as || "one"}`,
         class: "chip",
-        "aria-pressed": String(look.as === as),
-        disabled: as !== "" && counts[as] < 2 && look.as !== as,
-        title: as === "" ? "One rollout in full" : `Side by side (${keys[as]})`,
+        "aria-pressed": String(shown === as),
+        disabled: as !== "" && counts[as] < 2 && shown !== as,
       },
       text,
     );
-    button.addEventListener("click", () => setLook({ as }));
+    button.addEventListener("click", () => show(as));
     return button;
   });
   return h("nav", { class: "look-tabs", "aria-label": "Side by side" }, ...buttons);
@@ -69,34 +54,14 @@ function lookTabs(look, counts, setLook) {
 
 // One column: whose words these are, verdict, grade and reward, and every step with what was said of it.
 function compareColumn({ rollout, index, marked, isThis }, context) {
-  const { facts, scale, look, choose } = context;
+  const { facts, scale, choose } = context;
   const verification = rollout.verifications[0] ?? null;
-  const paints = paintsOf(rollout, verification, look.colour, scale);
+  const paints = paintsOf(rollout, scale);
   const name = facts.runs[context.columns.run[index]].name;
   const place = `${rollout.phase === "eval" ? "after turn" : "turn"} ${rollout.turn}, ${phaseOf(rollout)}`;
-  const open = h("a", { href: linkTo(keyOf(context.columns, facts, index)) }, place);
-  open.addEventListener("click", (event) => {
-    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
-    event.preventDefault();
-    context.setLook({ as: "" }, false);
-    choose(index);
-  });
+  const open = rolloutLink(keyOf(context.columns, facts, index), () => choose(index, ""), {}, place);
   const reward = rollout.reward ? `reward ${number(rollout.reward.total, 2)}` : "greedy";
-  const meaning = verification ? meaningOf(rollout.solution, verification) : null;
-  const steps = rollout.solution.steps.map((span, k) => {
-    const said = saidOf(rollout.solution, verification, k, paints.verifier);
-    return h(
-      "li",
-      { class: `step ${said.kind}` },
-      h(
-        "div",
-        { class: "wrote" },
-        h("div", { class: "step-head" }, h("b", {}, `Step ${k + 1}`), truthOf(rollout.solution, verification, k)),
-        h("pre", {}, ...inside(rollout.solution.text, span, "step", paints.generator)),
-      ),
-      h("div", { class: "said" }, ...said.content),
-    );
-  });
+  const steps = rollout.solution.steps.map((_, k) => stepCard(rollout, verification, k, paints));
   const end = rollout.solution.steps.at(-1)?.[1] ?? 0;
   return h(
     "section",
@@ -113,8 +78,7 @@ function compareColumn({ rollout, index, marked, isThis }, context) {
         marked ? " · " : null,
         marked ? h("b", { class: marked === "best" ? "good" : "bad" }, marked) : null,
       ),
-      h("div", { class: "banner" }, verification && verdictBadge(verification), gradeBadge(rollout.solution)),
-      meaning ? h("p", { class: meaning[1] ? "agree" : "disagree" }, meaning[0]) : null,
+      verdictBanner(rollout, verification),
     ),
     h("ol", { class: "steps" }, ...steps),
     between(rollout.solution.text, end, lengthOf(rollout.solution.text), paints.generator),
@@ -123,10 +87,9 @@ function compareColumn({ rollout, index, marked, isThis }, context) {
 
 // context: that of renderRollout, and {facts, columns}. entries: [{rollout, index, marked, isThis}].
 function renderCompare(box, entries, total, context) {
-  const { look } = context;
   const first = entries[0].rollout;
   const what =
-    look.as === "group"
+    context.as === "group"
       ? "The samples of this group, the highest reward first"
       : "All that this report holds of this problem, by run and turn";
   const part = `: ${entries.length} of ${total}, evenly, the first and the last among them.`;
@@ -136,8 +99,7 @@ function renderCompare(box, entries, total, context) {
     h("header", {}, h("h2", {}, ...readableParts(first.problem.id))),
     context.tabs,
     problemCard(first.problem),
-    h("div", { class: "banner-line" }, muted(what + note), colouringChoice(first, first.verifications[0], context)),
+    muted(what + note),
     h("div", { class: "compare", tabindex: 0, role: "group", "aria-label": what }, ...columns),
-    shadeLegend(look.colour, context.scale, "learning role"),
   );
 }

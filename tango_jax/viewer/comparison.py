@@ -1,121 +1,256 @@
-"""The comparison of several runs: takes lines (lines.py), returns panels that overlay them, and a table."""
+"""The comparison of several runs: takes runs, returns panels that overlay them, a table and warnings.
 
+Seeds of the same arm and settings are one line, labelled by what differs between lines. Settings that cannot change a
+result do not separate lines; neither do paths of runs to start from, but a warning says so if they lead to different
+ones.
+"""
+
+import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tango_jax.tracking.curves import SCORES, Series, at_common_x, over_seeds, series, smooth
-from tango_jax.tracking.intervals import wilson
-from tango_jax.viewer.lines import Line
+from tango_jax.method.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
+from tango_jax.runtime.checks import cut
+from tango_jax.runtime.model_text import on_one_line
+from tango_jax.tracking import curves
+from tango_jax.tracking.curves import SCORES, Series, series
+from tango_jax.tracking.known_arms import known_names
+from tango_jax.tracking.provenance import method_digests
+from tango_jax.tracking.run_config import ANY_PLACE, changes_results
 from tango_jax.viewer.panels import band, line, panel, with_content
 from tango_jax.viewer.runs import Run
 
-MAX_LINES = 8  # in one panel; the cells of a grid with more of them have panels of their own
+UNSET = "unset"  # of a setting that a run of another version lacks, and of a file that another arm brings
+MAX_SHOWN = 3  # settings in a label; lines that differ in more are numbered, and the table names all
+COLOURS = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, SKY, GREY)
+DASHES = ("-", "--", "-.", ":")
 MAX_POINTS = 150  # of a curve that has one for every turn
 TABLE = {title.partition(": ")[2]: name for title, name in SCORES.items()}  # column -> score
 OVER_SEEDS = "Mean over seeds; the band spans the lowest to the highest seed."
-
-
-class Overlay(NamedTuple):
-    """A metric of every turn."""
-
-    title: str
-    caption: str
-    name: str
-    phases: set[str]
-    is_share: bool = False
-
-    @property
-    def x(self) -> str:
-        # Arms without a verifier have fewer turns, but the same generator steps.
-        return "generator_step" if self.phases == GENERATOR else "step"
-
-
 GENERATOR, VERIFIER = {"generator"}, {"warmup", "verifier"}  # phases in which a role is updated
+# Metrics of every turn: title, caption, name, phases, whether it is a share.
 OVERLAYS = (
-    Overlay("Generator: share of correct answers, sampled", "In training, on the problems that each arm draws.",
-            "generator/reward/outcome", GENERATOR, True),
-    Overlay("Generator: own reward", "Mean of the function that generator.reward names.", "generator/reward/own",
-            GENERATOR),
-    Overlay("Verifier: own reward", "Mean of the function that verifier.reward names.", "verifier/reward/own",
-            VERIFIER),
-    Overlay("Generator: entropy", "Nats per token.", "generator/entropy", GENERATOR),
-    Overlay("Verifier: entropy", "Nats per token.", "verifier/entropy", VERIFIER),
-    Overlay("Generator: KL to the reference", "Nats per token.", "generator/kl", GENERATOR),
-    Overlay("Verifier: KL to the reference", "Nats per token.", "verifier/kl", VERIFIER),
-    Overlay("Verdicts that agree with the grader", "In the verifier's turns.", "verifier/reward/correctness", VERIFIER,
-            True),
-    Overlay("Verdicts that are CORRECT", "In the verifier's turns.", "verifier/rate_correct", VERIFIER, True),
-    Overlay("Verdicts that are CORRECT, generator's turns", "On the solutions that are rewarded.",
-            "verifier/live_rate_correct", GENERATOR, True),
-    Overlay("Verdicts that are INVALID", "In the verifier's turns.", "verifier/rate_invalid", VERIFIER, True),
-    Overlay("Generator: response length", "Mean number of sampled tokens.", "generator/length_mean", GENERATOR),
-    Overlay("Verifier: response length", "Mean number of sampled tokens.", "verifier/length_mean", VERIFIER),
+    ("Generator: share of correct answers, sampled", "In training, on the problems that each arm draws.",
+     "generator/reward/outcome", GENERATOR, True),
+    ("Generator: own reward", "Mean of the function that generator.reward names.", "generator/reward/own",
+     GENERATOR, False),
+    ("Verifier: own reward", "Mean of the function that verifier.reward names.", "verifier/reward/own",
+     VERIFIER, False),
+    ("Generator: entropy", "Nats per token.", "generator/entropy", GENERATOR, False),
+    ("Verifier: entropy", "Nats per token.", "verifier/entropy", VERIFIER, False),
+    ("Generator: KL to the reference", "Nats per token.", "generator/kl", GENERATOR, False),
+    ("Verifier: KL to the reference", "Nats per token.", "verifier/kl", VERIFIER, False),
+    ("Verdicts that agree with the grader", "In the verifier's turns.", "verifier/reward/correctness", VERIFIER,
+     True),
+    ("Verdicts that are CORRECT", "In the verifier's turns.", "verifier/rate_correct", VERIFIER, True),
+    ("Verdicts that are INVALID", "In the verifier's turns.", "verifier/rate_invalid", VERIFIER, True),
+    ("Generator: response length", "Mean number of sampled tokens.", "generator/length_mean", GENERATOR, False),
+    ("Verifier: response length", "Mean number of sampled tokens.", "verifier/length_mean", VERIFIER, False),
 )  # fmt: skip
 
 
-def comparison(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict:
-    """{"scores": panels over evaluations, "turns": panels over turns, "table": the last evaluation of every line}.
+class Line(NamedTuple):
+    """Runs that differ in nothing but their seed."""
 
-    `as_seed` are settings in which runs of a line may differ, besides the seed.
-    """
+    label: str
+    look: Look
+    runs: tuple[Run, ...]
+    settings: dict[str, str]  # those that differ between lines, as shown
+
+
+def lines_of(runs: Sequence[Run], as_seed: Collection[str] = ()) -> list[Line]:
+    """The lines of the comparison, known arms first. Runs of a line may also differ in the settings `as_seed`."""
+    order = {arm: place for place, arm in enumerate(known_names())}
+    known_first = sorted(runs, key=lambda run: order.get(run.arm, len(order)))
+    groups = _grouped(known_first, lambda run: (run.arm, *_compared(run, as_seed).items()))
+    settings = [dict(key[1:]) for key in groups]
+    every = sorted({key for one in settings for key in one})
+    arms = [key[0] for key in groups]
+    differing = [key for key in every if _tells(key, arms, settings)]
+    shown = {key: _short_name(key, every) for key in differing}
+    members = list(groups.values())
+    facts = [{shown[key]: _as_text(one.get(key)) for key in differing} for one in settings]
+    labels = _labels([found[0].arm for found in members], facts)
+    looks = _looks([found[0].arm for found in members])
+    return [Line(*parts) for parts in zip(labels, looks, map(tuple, members), facts, strict=True)]
+
+
+def _tells(key: str, arms: Sequence[str], settings: Sequence[dict[str, str]]) -> bool:
+    """Whether lines differ in a setting; the file of an arm tells only lines of that arm apart."""
+    of_arm = arms if key.startswith("arm") else [""] * len(arms)
+    return len({(arm, one.get(key)) for arm, one in zip(of_arm, settings, strict=True)}) > len(set(of_arm))
+
+
+def warnings(lines: Sequence[Line], as_seed: Collection[str] = ()) -> list[str]:
+    """Sentences about runs of a line that are no independent repetitions, or that repeat more than one experiment."""
+    return [text for line in lines
+            for text in (*_equal_seeds(line, as_seed), *_other_starts(line, as_seed), *_other_sources(line))]
+
+
+def _equal_seeds(line: Line, as_seed: Collection[str]) -> list[str]:
+    def draw_of(run: Run) -> tuple:
+        return _values(run, ("seed", *as_seed)), tuple(_start(run, key) for key in ANY_PLACE)
+
+    return [f"{_names(runs)} have equal settings and the same seed ({', '.join(seed)}): the line {line.label} counts "
+            "one draw several times; leave out all but one of them"
+            for (seed, _), runs in _grouped(line.runs, draw_of).items() if len(runs) > 1]  # fmt: skip
+
+
+def _other_starts(line: Line, as_seed: Collection[str]) -> list[str]:
+    """Runs of one line and data seed that start from different stages 1, on which results depend."""
+    drawn_alike = _grouped(line.runs, lambda run: _values(run, ("task.data_seed", *as_seed)))
+    found = []
+    for key in ANY_PLACE:
+        if all(len({_start(run, key) for run in runs}) == 1 for runs in drawn_alike.values()):
+            continue
+        by_start = _grouped(line.runs, lambda run, key=key: on_one_line(_start(run, key)) or "empty")
+        told = "; ".join(f"{start} in {_names(runs)}" for start, runs in by_start.items())
+        found.append(f"the runs of the line {line.label} differ in {key}, so that its mean is not over seeds alone "
+                     f"({told}): leave out all but those with the same start, or add --as_seed={key}")
+    return found
+
+
+def _other_sources(line: Line) -> list[str]:
+    by_source: dict[str, list[Run]] = {}
+    for run in line.runs:
+        for source in {attempt["source"] for attempt in run.provenance.get("attempts", ())}:
+            by_source.setdefault(source, []).append(run)
+    if len(by_source) < 2:
+        return []
+    told = "; ".join(f"{source} in {_names(runs)}" for source, runs in by_source.items())
+    return [f"the runs of the line {line.label} were made with different source code of tango_jax ({told}): if a "
+            "change of it concerns the method, leave out all but those with the same source"]
+
+
+def _grouped(runs: Iterable[Run], key_fn: Callable[[Run], Any]) -> dict[Any, list[Run]]:
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key_fn(run), []).append(run)
+    return groups
+
+
+def _values(run: Run, keys: Collection[str]) -> tuple[str, ...]:
+    return tuple(str(run.settings.get(key)) for key in keys)
+
+
+def _start(run: Run, key: str) -> str:
+    """The end of the path of another run: the same folder may be given as a relative or an absolute path."""
+    return "/".join(PurePath(run.settings.get(key) or "").parts[-2:])
+
+
+def _names(runs: Sequence[Run]) -> str:
+    return " and ".join(on_one_line(run.name) for run in runs)
+
+
+def _compared(run: Run, as_seed: Collection[str]) -> dict[str, str]:
+    """What must be equal within a line: settings, as JSON, and digests of the files that change the method."""
+    files = {f"{key} file": json.dumps(digest[:8]) for key, digest in method_digests(run.provenance).items()}
+    items = [(key, float(value) if type(value) is int else value) for key, value in sorted(run.settings.items())]
+    return files | {key: json.dumps(value, default=list) for key, value in items
+                    if changes_results(key) and key not in ("seed", "arm", *as_seed)}  # fmt: skip
+
+
+def _short_name(key: str, every: Sequence[str]) -> str:
+    """The shortest ending that no other setting has: `alpha_initial`, but `generator.optimizer.lr`."""
+    parts = key.split(".")
+    for start in range(len(parts) - 1, 0, -1):
+        ending = ".".join(parts[start:])
+        if sum(f".{other}".endswith(f".{ending}") for other in every) == 1:
+            return ending
+    return key
+
+
+def _as_text(stored: str | None) -> str:
+    """A setting as a label shows it: 2-6 for a range, the last part of a path."""
+    if stored is None:
+        return UNSET
+    return cut(on_one_line(_words(json.loads(stored))), 40)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    if isinstance(value, list):
+        return "-".join(map(_words, value)) or "none"
+    if isinstance(value, str):
+        return PurePath(value).name or "none"
+    return str(value)
+
+
+def _labels(arms: Sequence[str], facts: Sequence[dict[str, str]]) -> list[str]:
+    """The arm of each line, if there are several, and the settings that tell it apart."""
+    names = [name for name in facts[0] if len(facts[0]) <= MAX_SHOWN] if facts else []
+    labels = []
+    for arm, one in zip(arms, facts, strict=True):
+        parts = [curves.label_of(arm)] if len(set(arms)) > 1 or not names else []
+        parts += [f"{name}={one[name]}" for name in names if not (name.startswith("arm") and one[name] == UNSET)]
+        # The plotting library reads markup in names.
+        labels.append(", ".join(parts).replace("<", "‹").replace(">", "›"))
+    return [label if labels.count(label) == 1 else f"{label} ({place})" for place, label in enumerate(labels, 1)]
+
+
+def _looks(arms: Sequence[str]) -> list[Look]:
+    """The looks of the arms, or one for each line where an arm has several."""
+    if len(set(arms)) == len(arms):
+        return list(curves.looks_of(arms).values())
+    looks = []
+    for place in range(len(arms)):
+        again, index = divmod(place, len(COLOURS))
+        dash = DASHES[(place + 2 * again) % len(DASHES)]  # another one when a colour comes again
+        looks.append(Look(COLOURS[index], dash, list(curves.MARKERS)[place % len(curves.MARKERS)]))
+    return looks
+
+
+def comparison(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict:
+    """{"scores": panels over evaluations, "turns": panels over turns, "table": the last evaluation of every line}."""
     scores, turns = [], []
     over_seeds_caption = OVER_SEEDS if _have_seeds(lines) else "One seed of each."
-    for cell, members in _by_cell(lines).items():
-        for title, name in SCORES.items():
-            caption = f"{over_seeds_caption} Greedy. Negative steps are the warm-up."
-            traces = _traces(members, lambda runs, name=name: over_seeds([run.rows for run in runs], name), line)
-            scores.append(panel(_in_cell(title, cell), caption, traces, "generator step", score=True))
-        for item in OVERLAYS:
-            x = "generator step" if item.x == "generator_step" else "turn (both roles)"
-            traces = _traces(members, lambda runs, item=item: _of_turns(runs, item), _plain)
-            caption = f"{item.caption} Running mean. {over_seeds_caption}"
-            turns.append(panel(_in_cell(item.title, cell), caption, traces, x, score=item.is_share))
+    for title, name in SCORES.items():
+        caption = f"{over_seeds_caption} Greedy. Negative steps are the warm-up."
+        traces = _traces(lines, lambda runs, name=name: curves.over_seeds([run.rows for run in runs], name), line)
+        scores.append(panel(title, caption, traces, "generator step", score=True))
+    for title, caption, name, phases, is_share in OVERLAYS:
+        # Arms without a verifier have fewer turns, but the same generator steps.
+        x_name, x = ("generator_step", "generator step") if phases == GENERATOR else ("step", "turn (both roles)")
+        traces = _traces(lines, lambda runs, at=(phases, x_name, name): _of_turns(runs, *at), _plain)
+        caption = f"{caption} Running mean. {over_seeds_caption}"
+        turns.append(panel(title, caption, traces, x, score=is_share))
     return {"scores": with_content(scores), "turns": with_content(turns), "table": table(lines, as_seed)}
 
 
 def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
-    """The last evaluation that all seeds of a line have: its problems; the mean, with the value of each seed in
-    brackets or, of a single run's accuracy, its 95 % interval; and what differs."""
     rows = []
     for item in lines:
         last = _last_common(item.runs)
         found = {column: [row[name] for row in last if row.get(name) is not None] for column, name in TABLE.items()}
-        keys = ("seed", *as_seed)
-        seeds = ", ".join(_seed(run, keys) for run in item.runs)
+        seeds = ", ".join(_seed(run, ("seed", *as_seed)) for run in item.runs)
         at = str(last[0].get("generator_step", "")) if last else ""
-        counts = [row.get("generator/problems") for row in last]
-        shown = {column: _shown(values) for column, values in found.items()}
-        if len(last) == 1 and counts[0] and found["accuracy"]:
-            low, high = wilson(found["accuracy"][0], counts[0])
-            shown["accuracy"] += f" [{low:.2f}, {high:.2f}]"
-        shown["problems"] = "/".join(str(count) for count in dict.fromkeys(counts) if count)
-        rows.append((item.label, seeds, at, shown, item.settings))
-    columns = [column for column in ("problems", *TABLE) if any(shown[column] for *_, shown, _ in rows)]
+        rows.append((item.label, seeds, at, {column: _shown(values) for column, values in found.items()}))
+    columns = [column for column in TABLE if any(shown[column] for *_, shown in rows)]
     if not columns:
         return None
     differing = list(lines[0].settings)
     kinds = "/".join(["seeds" if _have_seeds(lines) else "seed", *as_seed])
     head = ["runs", kinds, "generator step", *columns, *differing]
-    body = [[*facts, *(shown[column] for column in columns), *(settings[key] for key in differing)]
-            for *facts, shown, settings in rows]  # fmt: skip
+    body = [[*facts, *(shown[column] for column in columns), *(item.settings[key] for key in differing)]
+            for (*facts, shown), item in zip(rows, lines, strict=True)]  # fmt: skip
     means = ": mean over seeds, with each seed in brackets" if _have_seeds(lines) else ""
-    caption = (f"Last evaluation that all runs of a row have, greedy{means}; [95 % interval] of a run's accuracy "
-               "over its problems; and the settings that differ.")  # fmt: skip
-    if len({at for _, _, at, *_ in rows if at}) > 1:
+    caption = f"Last evaluation that all runs of a row have, greedy{means}; and the settings that differ."
+    if len({at for _, _, at, _ in rows if at}) > 1:
         caption += " The rows end at different generator steps: compare the curves where they overlap, not the rows."
     return {"caption": caption, "head": head, "rows": body}
 
 
 def _seed(run: Run, keys: Collection[str]) -> str:
-    """The seed of a run, marked if the run is not in its line's mean."""
     seed = "/".join(str(run.settings.get(key, "unset")) for key in keys)
     return seed if any(row["phase"] == "eval" for row in run.rows) else f"{seed} (not evaluated yet)"
 
 
 def _last_common(runs: Sequence[Run]) -> list[dict]:
-    """The evaluation of each run at the last turn at which all of those that have any were evaluated."""
+    """The evaluation of each run at the last turn at which all that have any were evaluated."""
     evaluated = [{row["step"]: row for row in run.rows if row["phase"] == "eval"} for run in runs]
     evaluated = [found for found in evaluated if found]
     common = set.intersection(*map(set, evaluated)) if evaluated else set()
@@ -133,26 +268,11 @@ def _shown(seeds: list[float]) -> str:
     return f"{sum(seeds) / len(seeds):.3f}{each}"
 
 
-def _by_cell(lines: Sequence[Line]) -> dict[str, Sequence[Line]]:
-    """All lines together; or, if they are too many for a panel, those of each cell of a grid."""
-    if len(lines) <= MAX_LINES:
-        return {"": lines}
-    by_cell: dict[str, list[Line]] = {}
-    for item in lines:
-        cells = sorted({run.cell for run in item.runs})
-        by_cell.setdefault(" and ".join(filter(None, cells)), []).append(item)
-    return by_cell
-
-
-def _in_cell(title: str, cell: str) -> str:
-    return f"{title} ({cell})" if cell else title
-
-
 def _traces(
     lines: Iterable[Line], values_fn: Callable[[Sequence[Run]], tuple[np.ndarray, np.ndarray]], draw_fn: Callable
 ) -> list[dict]:
     """The mean of each line and the band of its seeds. `values_fn`: runs -> x values, and [seed, point] there."""
-    bands, curves = [], []
+    bands, means = [], []
     for rank, item in enumerate(lines):
         x, values = values_fn(item.runs)
         if not x.size:
@@ -161,19 +281,20 @@ def _traces(
         if len(values) > 1:
             bands += band(Series(x, values.min(0)), Series(x, values.max(0)), look.colour)
         curve = draw_fn(item.label, Series(x, values.mean(0)), look.colour, look.dash, look.marker)
-        curves = [trace | {"legendrank": rank} for trace in curve] + curves  # the first line is drawn last, on top
-    return bands + curves
+        means = [trace | {"legendrank": rank} for trace in curve] + means  # the first line is drawn last, on top
+    return bands + means
 
 
-def _of_turns(runs: Sequence[Run], item: Overlay) -> tuple[np.ndarray, np.ndarray]:
-    found = [series(run.rows, item.phases, item.x, item.name) for run in runs]
-    x, values = at_common_x(Series(curve.x, smooth(curve.y)) for curve in found if curve.x.size)
+def _of_turns(
+    runs: Sequence[Run], phases: Collection[str], x_name: str, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    found = [series(run.rows, phases, x_name, name) for run in runs]
+    x, values = curves.at_common_x(Series(curve.x, curves.smooth(curve.y)) for curve in found if curve.x.size)
     kept = np.unique(np.linspace(0, len(x) - 1, min(len(x), MAX_POINTS)).round().astype(int))
     return x[kept], values[:, kept]
 
 
 def _plain(name: str, curve: Series, colour: str, style: str, symbol: str) -> list[dict]:
-    """A curve of many points, with a few markers that tell it from others in print."""
     (trace,) = line(name, curve, colour, style, symbol)
     every = max(1, len(curve.x) // 10)
     trace["marker"] |= {"size": [7 if place % every == 0 else 0 for place in range(len(curve.x))]}

@@ -8,8 +8,8 @@ function bindFilters(facts, columns, getState, setState) {
     const count = h("span", { class: "count" });
     const chip = h(
       "button",
-      { type: "button", class: "chip", "aria-pressed": "false", title: `${FLAG_LABELS[name]} (${bit + 1})` },
-      FLAG_LABELS[name],
+      { type: "button", class: "chip", "aria-pressed": "false", title: `${columns.flagLabels[name]} (${bit + 1})` },
+      columns.flagLabels[name],
       " ",
       count,
     );

@@ -15,8 +15,9 @@ const payloadJson = async (name) => JSON.parse(await payload(name));
 
 // Columns as typed arrays, so that a filter can scan all of them in a millisecond.
 function typedColumns(raw) {
-  const { labels, ids, chunk, files = null, flag_names: flagNames, ...numbers } = raw;
-  const columns = { labels, ids, chunk, files, flagNames, count: numbers.turn.length };
+  const { labels, ids, chunk, files = null, flags, ...numbers } = raw;
+  const columns = { labels, ids, chunk, files, flagLabels: flags, count: numbers.turn.length };
+  columns.flagNames = Object.keys(flags);
   for (const [name, values] of Object.entries(numbers)) columns[name] = Int32Array.from(values);
   return columns;
 }

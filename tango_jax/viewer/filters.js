@@ -1,25 +1,6 @@
 // Selects the rollouts to list: takes the state of the filters and the columns, returns indices and counts. Independent
 // of the page.
 
-const FLAG_LABELS = {
-  false_accept: "false accept",
-  false_reject: "false reject",
-  invalid: "INVALID",
-  misaligned: "misaligned",
-  truncated: "truncated",
-  misjudged: "misjudged step",
-  wrong_steps: "right verdict, wrong steps",
-};
-// How bad each is, for the order "worst first": what misleads the generator most comes first.
-const SEVERITY = {
-  false_accept: 32,
-  false_reject: 16,
-  wrong_steps: 12,
-  invalid: 8,
-  misjudged: 4,
-  misaligned: 2,
-  truncated: 1,
-};
 const ROLES = ["generator", "verifier", "evaluation"];
 
 const noFilters = () => ({
@@ -34,7 +15,7 @@ const noFilters = () => ({
 });
 
 // Names of the flags of a rollout.
-const flagsOf = (columns, i) => columns.flagNames.filter((_, bit) => (columns.flags[i] >> bit) & 1);
+const flagsOf = (columns, i) => columns.flagNames.filter((_, bit) => (columns.flagged[i] >> bit) & 1);
 
 // Indices in the order of their turns, the latest first; within a turn as they were dumped.
 function latestFirst(columns) {
@@ -44,19 +25,8 @@ function latestFirst(columns) {
   return columns.latest;
 }
 
-function severities(columns) {
-  const weights = columns.flagNames.map((name) => SEVERITY[name] ?? 0);
-  columns.severity ??= Int32Array.from(columns.flags, (flags) =>
-    weights.reduce((sum, weight, bit) => sum + weight * ((flags >> bit) & 1), 0),
-  );
-  return columns.severity;
-}
-
 const ORDERS = {
-  worst: (columns) => {
-    const severity = severities(columns);
-    return (a, b) => severity[b] - severity[a] || columns.turn[b] - columns.turn[a];
-  },
+  worst: (columns) => (a, b) => columns.severity[b] - columns.severity[a] || columns.turn[b] - columns.turn[a],
   advantage: (columns) => (a, b) => Math.abs(columns.adv[b]) - Math.abs(columns.adv[a]),
   reward: (columns) => (a, b) => columns.reward[a] - columns.reward[b],
   steps: (columns) => (a, b) => columns.steps[b] - columns.steps[a],
@@ -86,7 +56,7 @@ function select(columns, facts, state, hits) {
     if (columns.turn[i] < turnFrom || columns.turn[i] > turnTo) continue;
     if (columns.steps[i] < stepsFrom || columns.steps[i] > stepsTo) continue;
     if (hits && !hits[i]) continue;
-    const flags = columns.flags[i];
+    const flags = columns.flagged[i];
     for (let bit = 0; bit < flagCounts.length; bit++) flagCounts[bit] += (flags >> bit) & 1;
     if (!wanted || flags & wanted) shown.push(i);
   }
@@ -106,13 +76,11 @@ function searchIds(columns, wanted) {
   return Uint8Array.from(columns.problem, (problem) => (matches[problem] ? 1 : 0));
 }
 
-// Converts the state to the fragment of an address, and back. `look`: how the rollout is displayed (see viewer.js).
-const LOOKS = { as: ["group", "problem"], colour: ["logp"] };
-
-function toHash(state, rollout, look) {
+// Converts the state to the fragment of an address, and back. `as`: how the rollout is displayed (see viewer.js).
+function toHash(state, rollout, as) {
   const parts = new URLSearchParams();
   if (rollout) parts.set("r", rollout);
-  for (const name of Object.keys(LOOKS)) if (look[name]) parts.set(name, look[name]);
+  if (as) parts.set("as", as);
   if (state.flags.size) parts.set("only", [...state.flags].join(","));
   for (const name of ["role", "grade", "run", "order"]) if (state[name]) parts.set(name, state[name]);
   for (const name of ["turns", "steps"]) {
@@ -124,21 +92,18 @@ function toHash(state, rollout, look) {
 }
 
 // The address of a rollout alone; its key has the name of the run's folder, which may contain anything: lr+kl, a&b.
-const linkTo = (key) => `#${toHash(noFilters(), key, {})}`;
+const linkTo = (key) => `#${toHash(noFilters(), key, "")}`;
 
-function fromHash(hash) {
+function fromHash(hash, columns) {
   const parts = new URLSearchParams(hash.replace(/^#/, ""));
   const state = noFilters();
-  state.flags = new Set((parts.get("only") ?? "").split(",").filter((name) => name in FLAG_LABELS));
+  state.flags = new Set((parts.get("only") ?? "").split(",").filter((name) => name in columns.flagLabels));
   for (const name of ["role", "grade", "run", "order"]) state[name] = parts.get(name) ?? "";
   for (const name of ["turns", "steps"]) {
     const [from, to] = (parts.get(name) ?? "").split("-");
     state[name] = [from, to].map((text) => (text ? Number(text) : null));
   }
   state.query = parts.get("q") ?? "";
-  const look = {};
-  for (const [name, values] of Object.entries(LOOKS)) {
-    look[name] = values.includes(parts.get(name)) ? parts.get(name) : "";
-  }
-  return { state, rollout: parts.get("r"), look };
+  const as = ["group", "problem"].find((name) => name === parts.get("as")) ?? "";
+  return { state, rollout: parts.get("r"), as };
 }

@@ -34,7 +34,7 @@ function makeList(box, space, columns, facts, advScale, onChoose) {
     // The run comes last: a long name would hide the turn.
     const run = facts.runs.length > 1 ? ` · ${facts.runs[columns.run[i]].name}` : "";
     const where = `turn ${columns.turn[i]} · ${ROLES[columns.role[i]]} · row ${columns.row[i]}${run}`;
-    const wrong = flagsOf(columns, i).map((name) => FLAG_LABELS[name]).join(", ");
+    const wrong = flagsOf(columns, i).map((name) => columns.flagLabels[name]).join(", ");
     const label = readableParts(columns.labels[columns.label[i]]);
     const width = Math.min(1, Math.abs(adv) / advScale) * 50;
     const isGreedy = ROLES[columns.role[i]] === "evaluation"; // without an advantage

@@ -1,33 +1,6 @@
 // The page as a whole: decodes the payloads, switches views and themes, handles keys and the address.
 
-const THEMES = ["auto", "light", "dark"];
 const isDark = matchMedia("(prefers-color-scheme: dark)");
-
-function setTheme(name) {
-  const root = document.documentElement;
-  root.dataset.theme = name;
-  root.dataset.shade = name === "dark" || (name === "auto" && isDark.matches) ? "dark" : "light";
-  const [symbol, text] = { auto: ["◐", "System"], light: ["☀", "Light"], dark: ["☾", "Dark"] }[name];
-  $("theme").replaceChildren(`${symbol} `, h("span", {}, text));
-  $("theme").setAttribute("aria-label", `Colours: ${text}`);
-  try {
-    localStorage.setItem("tango-report-theme", name);
-  } catch {
-    /* some browsers refuse localStorage for local files */
-  }
-  redrawCharts();
-}
-
-function storedTheme() {
-  try {
-    const name = localStorage.getItem("tango-report-theme");
-    return THEMES.includes(name) ? name : "auto";
-  } catch {
-    return "auto";
-  }
-}
-
-const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
 
 function showView(name) {
   for (const view of ["charts", "rollouts"]) {
@@ -41,7 +14,7 @@ function showView(name) {
 const shownView = () => document.body.dataset.view;
 
 // The charts and their sections have addresses too; every other address is about rollouts.
-const SECTIONS = ["charts", "compare", "training", "alarms", "trust", "speed"];
+const SECTIONS = ["charts", "compare", "training", "alarms", "quality", "speed"];
 
 function followAddress(viewer) {
   const name = location.hash.slice(1);
@@ -61,17 +34,15 @@ function switchView(name, viewer) {
 }
 
 function bindKeys(viewer, numFilters) {
-  const always = { "?": () => $("help").showModal(), t: nextTheme, c: () => switchView("charts", viewer) };
+  const always = { "?": () => $("help").showModal(), c: () => switchView("charts", viewer) };
   const withRollouts = {
     r: () => switchView("rollouts", viewer),
     j: () => viewer.move(1),
     k: () => viewer.move(-1),
     "]": () => viewer.moveInGroup(1),
     "[": () => viewer.moveInGroup(-1),
-    y: () => viewer.copyLink(),
-    g: () => viewer.toggleLook("as", "group"),
-    p: () => viewer.toggleLook("as", "problem"),
-    l: () => viewer.toggleLook("colour", "logp"),
+    g: () => viewer.toggleLook("group"),
+    p: () => viewer.toggleLook("problem"),
     "/": () => {
       showView("rollouts");
       $("search").focus();
@@ -139,9 +110,7 @@ function describeCount(facts, columns) {
 }
 
 async function start() {
-  setTheme(storedTheme());
-  isDark.addEventListener("change", () => setTheme(document.documentElement.dataset.theme));
-  $("theme").addEventListener("click", nextTheme);
+  isDark.addEventListener("change", redrawCharts);
   $("help-button").addEventListener("click", () => $("help").showModal());
   const [facts, raw] = await Promise.all([payloadJson("facts"), payloadJson("columns")]);
   const columns = typedColumns(raw);
@@ -151,7 +120,6 @@ async function start() {
   $("no-rollouts").hidden = columns.count > 0;
   const viewer = columns.count ? makeViewer(facts, columns) : null;
   bindKeys(viewer, columns.flagNames.length);
-  bindPrinting();
   bindTabs(viewer);
   keepLinksInside();
   window.addEventListener("hashchange", () => followAddress(viewer));
@@ -160,10 +128,7 @@ async function start() {
   performance.mark("usable");
   document.body.dataset.ready = "true";
   // While the page is idle: the texts, so that the first search is fast.
-  (window.requestIdleCallback ?? setTimeout)(() => {
-    viewer?.preload();
-    loadPlotly(); // printing cannot wait for it
-  });
+  (window.requestIdleCallback ?? setTimeout)(() => viewer?.preload());
 }
 
 if ("DecompressionStream" in window) {

@@ -1,10 +1,7 @@
-"""Packs rollouts for the page: small columns for filtering, and compressed chunks for everything else.
-
-Takes rollouts as in rollouts/*.jsonl and returns base64-encoded gzip, which browsers can decode natively. Runs while a
-report is built. A chunk is decoded only when one of its rollouts is displayed or searched.
+"""Packs rollouts for the page: small columns for filtering, and chunks (base64 of gzip) for everything else.
 
 A chunk of n rollouts has 2n lines: first the texts of each rollout as a JSON list of strings, then each rollout without
-its texts. A search reads only the first n lines, so it matches texts but not field names.
+its texts. A search reads only the first n lines.
 """
 
 import base64
@@ -15,13 +12,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tango_jax.config import ROLES
+from tango_jax.grading import why_misaligned
 from tango_jax.tracking.scores import VERDICTS
 
 CHUNK = 64  # rollouts; small enough to decode within a key press, large enough to compress well
 LABEL = 72  # characters of the question shown in the list
-COLUMNS = ("run", "turn", "row", "group", "role", "flags", "correct", "verdict", "steps", "adv", "reward")
+COLUMNS = ("run", "turn", "row", "group", "role", "flagged", "severity", "correct", "verdict", "steps", "adv", "reward")
 ROLLOUT_ROLES = (*ROLES, "evaluation")  # the last: greedy, without reward and advantage
-FLAGS = ("false_accept", "false_reject", "invalid", "misaligned", "truncated", "misjudged", "wrong_steps")  # bit 0, ...
+FLAGS = {  # what to filter by, bit 0, ... -> its label, and how bad it is: what misleads the generator most is worst
+    "false_accept": ("false accept", 32), "false_reject": ("false reject", 16), "invalid": ("INVALID", 8),
+    "misaligned": ("misaligned", 2), "truncated": ("truncated", 1), "misjudged": ("misjudged step", 4),
+    "wrong_steps": ("right verdict, wrong steps", 12),
+}  # fmt: skip
+MEANINGS = ("false_accept", "false_reject", "invalid", "wrong_steps")  # flags that tell what a verdict means
 
 
 class Packed(NamedTuple):
@@ -37,18 +40,19 @@ class Packed(NamedTuple):
 
 
 def pack_rollout(run: int, rollout: dict) -> Packed:
-    """Split a rollout into columns for filtering, texts for searching, and the rest."""
     solution, verifications, role = rollout["solution"], rollout["verifications"], rollout["role"]
     problem, advantage, reward = rollout["problem"], rollout["advantage"], rollout["reward"]
     first = verifications[0] if verifications else None
     values = [value for _, value, _ in advantage["total"]] if advantage else []
+    flags = flags_of(rollout)
     columns = {
         "run": run,
         "turn": rollout["turn"],
         "row": rollout["row"],
         "group": rollout["group"],
         "role": ROLLOUT_ROLES.index(role),
-        "flags": sum(1 << bit for bit, name in enumerate(FLAGS) if name in flags_of(rollout)),
+        "flagged": sum(1 << bit for bit, name in enumerate(FLAGS) if name in flags),
+        "severity": sum(FLAGS[name][1] for name in flags),
         "correct": int(solution["is_correct"]),
         "verdict": [*VERDICTS].index(first["verdict"]) if first else len(VERDICTS),
         "steps": len(solution["steps"]),
@@ -60,7 +64,10 @@ def pack_rollout(run: int, rollout: dict) -> Packed:
     rest = rollout | {
         "problem": {"size": problem["size"]},
         "solution": {name: value for name, value in solution.items() if name != "text"},
-        "verifications": [{name: value for name, value in item.items() if name != "text"} for item in verifications],
+        "verifications": [
+            {name: value for name, value in item.items() if name != "text"} | {"told": _told(solution, item)}
+            for item in verifications
+        ],
     }
     question = " ".join(problem["question"].split())
     label = question if len(question) <= LABEL else question[: LABEL - 1] + "…"
@@ -70,47 +77,52 @@ def pack_rollout(run: int, rollout: dict) -> Packed:
 
 def flags_of(rollout: dict) -> set[str]:
     """Properties to filter by; with several verifications, those of any of them."""
-    solution, flags = rollout["solution"], set()
-    for item in rollout["verifications"]:
-        if item["verdict"] == "CORRECT" and not solution["is_correct"]:
-            flags.add("false_accept")
-        if item["verdict"] == "INCORRECT" and solution["is_correct"]:
-            flags.add("false_reject")
-        if item["verdict"] == "INVALID":
-            flags.add("invalid")
-        if not item["is_aligned"]:
-            flags.add("misaligned")
-        elif solution["gold_steps"] is not None and item["judgements"] != solution["gold_steps"]:
-            flags.add("misjudged")
-            if item["verdict"] == ("CORRECT" if solution["is_correct"] else "INCORRECT"):
-                flags.add("wrong_steps")  # a right verdict, for other reasons
-        if item["is_truncated"]:
-            flags.add("truncated")
-    if solution["is_truncated"]:
-        flags.add("truncated")
-    return flags
+    solution = rollout["solution"]
+    flags = {"truncated"} if solution["is_truncated"] else set()
+    return flags.union(*(_flags(solution, item) for item in rollout["verifications"]))
+
+
+def _flags(solution: dict, item: dict) -> set[str]:
+    right, verdict = solution["is_correct"], item["verdict"]
+    is_misjudged = solution["gold_steps"] is not None and item["judgements"] != solution["gold_steps"]
+    found = {
+        "false_accept": verdict == "CORRECT" and not right,
+        "false_reject": verdict == "INCORRECT" and right,
+        "invalid": verdict == "INVALID",
+        "misaligned": not item["is_aligned"],
+        "truncated": item["is_truncated"],
+        "misjudged": item["is_aligned"] and is_misjudged,
+        "wrong_steps": item["is_aligned"] and is_misjudged and verdict == ("CORRECT" if right else "INCORRECT"),
+    }
+    return {name for name, is_so in found.items() if is_so}
+
+
+def _told(solution: dict, item: dict) -> dict:
+    """What verdict and grade mean together, and why no step has a reward."""
+    flags = _flags(solution, item)
+    meaning = next((FLAGS[name][0] for name in MEANINGS if name in flags), "")
+    why = why_misaligned(tuple(item["judgements"]), len(solution["steps"])) if "misaligned" in flags else ""
+    return {"meaning": meaning or "verdict and grade agree", "agrees": not meaning, "why": why}
 
 
 def columns_of(packed: Sequence[Packed], chunk: int = CHUNK) -> dict:
-    """All columns, and the lists of distinct questions and of the ids of distinct problems."""
+    """All columns, the distinct questions, and the ids of distinct problems."""
     labels, problems = {}, {}
     places = [labels.setdefault(item.label, len(labels)) for item in packed]
     columns = {name: [item.columns[name] for item in packed] for name in COLUMNS}
     columns |= {"label": places, "problem": [problems.setdefault(item.problem, len(problems)) for item in packed]}
     columns |= {"labels": list(labels), "ids": [name for name, _ in problems]}
-    return columns | {"chunk": chunk, "flag_names": FLAGS}
+    return columns | {"chunk": chunk, "flags": {name: label for name, (label, _) in FLAGS.items()}}
 
 
 def chunks_of(packed: Sequence[Packed], chunk: int = CHUNK) -> Iterator[str]:
-    """The encoded chunks."""
     for start in range(0, len(packed), chunk):
         group = packed[start : start + chunk]
         yield encode(b"\n".join([item.texts for item in group] + [item.rest for item in group]))
 
 
 def thin_out(packed: Sequence[Packed], fraction: float) -> list[Packed]:
-    """Keep about this fraction of the rollouts: of training in whole groups, evenly over its turns; of every evaluation
-    the same problems, so that they can be compared over training."""
+    """About this fraction of the rollouts: of training whole groups, of every evaluation the same problems."""
     kept, owed = [], 0.0
     for _, items in itertools.groupby(packed, lambda item: item.group):
         group = list(items)
@@ -131,7 +143,6 @@ def encode(data: bytes) -> str:
 
 
 def encode_json(value: Any) -> str:
-    """Encode any JSON value."""
     return encode(_json(value))
 
 

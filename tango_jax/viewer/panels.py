@@ -1,13 +1,24 @@
-"""The common style of the report's charts: takes curves, returns plotly traces and panels (JSON-serialisable dicts)."""
+"""The common style of the report's charts: takes curves, returns plotly traces and panels."""
+
+from typing import NamedTuple
 
 import numpy as np
 
 from tango_jax.tracking.curves import Series, score_range, smooth
 from tango_jax.tracking.intervals import wilson
-from tango_jax.viewer.quality import Rates
 
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 FEW = 20  # cases; a rate of fewer is drawn small and pale
+
+
+class Rates(NamedTuple):
+    """Points of a curve of rates, x ascending: each with its 95 % interval and the number of cases."""
+
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    n: np.ndarray
 
 
 def panel(title: str, caption: str, traces: list[dict], x: str, y: str = "", score: bool = False, **layout) -> dict:
@@ -20,7 +31,6 @@ def panel(title: str, caption: str, traces: list[dict], x: str, y: str = "", sco
 
 
 def with_content(panels: list[dict]) -> list[dict]:
-    """Only the panels that have a curve."""
     return [item for item in panels if item["traces"]]
 
 
@@ -31,7 +41,7 @@ def line(name: str, curve: Series, colour: str, style: str = "-", symbol: str = 
 
 
 def rated(name: str, rates: Rates, colour: str, style: str = "-", symbol: str = "circle") -> list[dict]:
-    """A curve of rates: intervals as error bars, cases on hovering, and small pale markers where there are few."""
+    """A curve of rates with error bars; small pale markers where there are few cases."""
     found = line(name, Series(rates.x, rates.y), colour, style, symbol)
     for trace in found:
         is_few = rates.n < FEW
@@ -50,7 +60,7 @@ def share(name: str, curve: Series, count: int, colour: str, style: str = "-", s
 
 
 def noisy(name: str, curve: Series, colour: str, style: str = "-") -> list[dict]:
-    """A per-batch metric: the raw values faintly, and their running mean on top."""
+    """A metric of every turn: the raw values faintly, and their running mean."""
     if not len(curve.x):
         return []
     faint = _trace(name, curve, colour, "-") | {"opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
@@ -62,7 +72,6 @@ def noisy(name: str, curve: Series, colour: str, style: str = "-") -> list[dict]
 
 
 def band(low: Series, high: Series, colour: str) -> list[dict]:
-    """The area between two curves with the same x."""
     edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
     return [
         edge | _xy(low),
@@ -71,7 +80,7 @@ def band(low: Series, high: Series, colour: str) -> list[dict]:
 
 
 def bars(name: str, curve: Series | Rates, colour: str, pattern: str = "") -> list[dict]:
-    """Bars for stacking, distinguished by pattern as well as by colour; those of rates tell their cases on hovering."""
+    """Bars for stacking, told apart by pattern as well as by colour."""
     if not len(curve.x):
         return []
     lines = {"shape": pattern, "size": 6, "solidity": 0.25, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.75)"}
@@ -86,7 +95,6 @@ def _trace(name: str, curve: Series, colour: str, style: str) -> dict:
 
 
 def _told(rates: Rates) -> dict:
-    """What hovering tells of each point: the rate, its interval and the number of cases."""
     columns = zip(rates.y, rates.low, rates.high, rates.n, strict=True)
     return {"text": [f"{y:.3f} [{low:.2f}, {high:.2f}], n = {n:,.0f}" for y, low, high, n in columns],
             "hovertemplate": "%{text}"}  # fmt: skip
@@ -106,7 +114,6 @@ def _short(values: np.ndarray) -> list[float]:
 
 
 def _extent(trace: dict) -> list[float]:
-    """The values of a trace, with the ends of its error bars."""
     values = [value for value in trace["y"] if value is not None]
     if "error_y" not in trace:
         return values

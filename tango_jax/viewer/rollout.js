@@ -5,16 +5,6 @@ const JUDGED = { good: "approved", bad: "rejected", none: "not judged" };
 const judgementKind = (value) => (value === true ? "good" : value === false ? "bad" : "none");
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
-// Why the steps have no rewards from a verification; empty if they have. As in transcripts.md.
-function whyNoStepReward(solution, verification) {
-  if (!verification || verification.is_aligned) return "";
-  const { judgements } = verification;
-  const steps = solution.steps.length;
-  const missing = judgements.flatMap((judgement, k) => (judgement === null ? [k + 1] : []));
-  if (judgements.length === steps && steps > 0) return `no judgement of step ${missing.join(", ")}: no step reward`;
-  return `${plural(judgements.length, "judgement")} for ${plural(steps, "step")}: no step reward`;
-}
-
 function gradeBadge(solution) {
   const kind = solution.is_correct ? "good" : "bad";
   return h("span", { class: `badge ${kind}` }, mark(kind), ` Answer is ${solution.is_correct ? "right" : "wrong"}`);
@@ -25,28 +15,13 @@ function verdictBadge(verification) {
   return h("span", { class: `badge ${kind}` }, mark(kind), ` Verdict ${verification.verdict}`);
 }
 
-// Whether some step is judged otherwise than its gold label.
-function hasMisjudgedStep(solution, verification) {
-  const gold = solution.gold_steps;
-  return Boolean(verification.is_aligned && gold && gold.some((label, k) => label !== verification.judgements[k]));
-}
-
-// What verdict and grade mean together: [text, whether they agree].
-function meaningOf(solution, verification) {
-  const right = solution.is_correct;
-  if (verification.verdict === "INVALID") return ["no usable verdict", false];
-  if ((verification.verdict === "CORRECT") !== right) return [right ? "false reject" : "false accept", false];
-  if (hasMisjudgedStep(solution, verification)) return ["right verdict, wrong steps", false];
-  return ["verdict and grade agree", true];
-}
-
 function verdictBanner({ solution }, verification) {
   if (!verification) return h("div", { class: "banner" }, gradeBadge(solution));
-  const [meaning, agrees] = meaningOf(solution, verification);
+  const { meaning, agrees, why } = verification.told;
   const notes = [
     solution.is_truncated && "solution truncated",
     verification.is_truncated && "verification truncated",
-    !verification.is_aligned && `misaligned: ${whyNoStepReward(solution, verification)}`,
+    why && `misaligned: ${why}`,
   ].filter(Boolean);
   return h(
     "div",
@@ -69,7 +44,6 @@ function saidOf(solution, verification, k, paint) {
   const aligned = Boolean(verification?.is_aligned);
   const kind = aligned ? judgementKind(verification.judgements[k]) : "none";
   const block = verification?.blocks[k];
-  const raw = block && !aligned ? judgementKind(verification.judgements[k]) : null;
   const words = block
     ? h("pre", {}, ...inside(verification.text, block, "step", paint))
     : muted(verification ? "no judgement of this step" : "the verifier was not asked");
@@ -77,7 +51,6 @@ function saidOf(solution, verification, k, paint) {
     "div",
     { class: "step-head" },
     verification ? h("b", { class: kind }, mark(kind), ` ${JUDGED[kind]}`) : null,
-    raw && h("span", { class: "muted" }, `(says ${JUDGED[raw]}, not used)`),
   );
   return { kind, content: [head, words] };
 }
@@ -97,20 +70,13 @@ function truthOf(solution, verification, k) {
 
 function stepCard({ solution }, verification, k, paints) {
   const said = saidOf(solution, verification, k, paints.verifier);
-  const surprise = paints.generator?.shade === surpriseShade ? meanSurprise(paints.generator, solution.steps[k]) : null;
-  const mean = surprise === null ? null : h("small", {}, ` ${surprise.toFixed(2)} nats a token`);
   return h(
     "li",
     { class: `step ${said.kind}` },
     h(
       "div",
       { class: "wrote" },
-      h(
-        "div",
-        { class: "step-head" },
-        h("span", {}, h("b", {}, `Step ${k + 1}`), mean),
-        truthOf(solution, verification, k),
-      ),
+      h("div", { class: "step-head" }, h("b", {}, `Step ${k + 1}`), truthOf(solution, verification, k)),
       h("pre", {}, ...inside(solution.text, solution.steps[k], "step", paints.generator)),
     ),
     h("div", { class: "said" }, ...said.content),
@@ -183,33 +149,29 @@ const phaseOf = ({ phase, role }) =>
 
 function whereLine(rollout, fact) {
   const after = rollout.turn ? `after turn ${rollout.turn}` : "before the first turn";
-  const facts = [
-    `${rollout.phase === "eval" ? after : `turn ${rollout.turn}`} of ${readable(fact.name)}`,
-    phaseOf(rollout),
-    `after ${rollout.generator_step} generator steps`,
-    `task ${readable(fact.task)}`,
-    `arm ${fact.arm}`,
-  ];
+  const where = `${rollout.phase === "eval" ? after : `turn ${rollout.turn}`} of ${readable(fact.name)}`;
+  const facts = [where, phaseOf(rollout), `after ${rollout.generator_step} generator steps`, `arm ${fact.arm}`];
   return h("p", { class: "muted where-line" }, facts.join(" · "));
+}
+
+// A link to a rollout that keeps the filters; in a new tab its address opens the rollout alone.
+function rolloutLink(key, choose, attributes, ...content) {
+  const link = h("a", { href: linkTo(key), ...attributes }, ...content);
+  link.addEventListener("click", (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    choose();
+  });
+  return link;
 }
 
 // The group's samples with their rewards, each a link.
 function groupRow(rollout, siblings, choose) {
   const links = siblings.map(({ key, index, sample, reward }) => {
     const isThis = sample === rollout.sample;
-    const link = h(
-      "a",
-      { href: linkTo(key), class: isThis ? "chosen" : "", "aria-current": isThis ? "true" : null },
-      hidden("sample "),
-      `${sample + 1}`,
-      h("small", {}, hidden("reward "), reward.toFixed(2)),
-    );
-    link.addEventListener("click", (event) => {
-      if (event.ctrlKey || event.metaKey || event.shiftKey) return; // let the browser open a new tab
-      event.preventDefault(); // following the link would clear the filters
-      choose(index);
-    });
-    return link;
+    const look = { class: isThis ? "chosen" : "", "aria-current": isThis ? "true" : null };
+    const told = h("small", {}, hidden("reward "), reward.toFixed(2));
+    return rolloutLink(key, () => choose(index), look, hidden("sample "), `${sample + 1}`, told);
   });
   return h(
     "nav",
@@ -236,27 +198,11 @@ function rewardCard(rollout, context) {
   );
 }
 
-// Which colours the tokens have.
-function colouringChoice(rollout, verification, { look, setLook }) {
-  const hasLogps = "token_surprise" in rollout.solution || (verification && "token_surprise" in verification);
-  const choice = h(
-    "select",
-    { id: "colouring", title: "What the tokens are coloured by (l)" },
-    ...Object.entries(COLOURINGS).map(([value, text]) => h("option", { value, selected: value === look.colour }, text)),
-  );
-  choice.addEventListener("change", () => setLook({ colour: choice.value }));
-  const missing = look.colour === "logp" && !hasLogps ? muted("This rollout was dumped without log-probs.") : null;
-  return h("span", { class: "colouring" }, h("label", {}, "Colour tokens by ", choice), missing);
-}
-
-// context {fact, siblings, scale, look, setLook, copyLink, choose, tabs}: facts about the run, the group's samples, the
-// advantage with the strongest shade, what is displayed and how.
+// context {fact, siblings, scale, choose, tabs}: facts about the run, the group's samples, the advantage with the
+// strongest shade, and what is displayed.
 function renderRollout(box, rollout, context, choice = 0) {
-  const { scale, look, copyLink } = context;
   const verification = rollout.verifications[choice] ?? null;
-  const paints = paintsOf(rollout, verification, look.colour, scale);
-  const copy = h("button", { title: "Copy a link to this rollout (y)" }, "Copy link");
-  copy.addEventListener("click", () => copyLink(copy));
+  const paints = paintsOf(rollout, context.scale);
   const several =
     rollout.verifications.length > 1
       ? h(
@@ -272,11 +218,10 @@ function renderRollout(box, rollout, context, choice = 0) {
     box.querySelector("#which").focus();
   });
   const content = [
-    h("header", {}, h("h2", {}, ...readableParts(rollout.problem.id)), copy, whereLine(rollout, context.fact)),
+    h("header", {}, h("h2", {}, ...readableParts(rollout.problem.id)), whereLine(rollout, context.fact)),
     context.tabs,
     problemCard(rollout.problem),
     h("div", { class: "banner-line" }, verdictBanner(rollout, verification), several),
-    h("div", { class: "banner-line" }, colouringChoice(rollout, verification, context)),
     h(
       "div",
       { class: "heads", "aria-hidden": "true" },
@@ -284,7 +229,6 @@ function renderRollout(box, rollout, context, choice = 0) {
       h("span", {}, "The verifier said"),
     ),
     stepsOf(rollout, verification, paints),
-    paints.generator || paints.verifier ? shadeLegend(look.colour, scale, rollout.role) : null,
     ...furtherCards(rollout),
     rewardCard(rollout, context),
     rawTexts(rollout, verification, paints),

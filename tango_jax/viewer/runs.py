@@ -1,7 +1,4 @@
-"""Finds the runs of a report.
-
-Takes folders; returns the settings, metrics and location of every run in them. First stage of the report.
-"""
+"""Finds the runs of a report: takes folders; returns the settings, metrics and place of every run in them."""
 
 import os
 from collections.abc import Sequence
@@ -30,22 +27,12 @@ class Run(NamedTuple):
         return arm_name(self.settings["arm"])
 
     @property
-    def cell(self) -> str:
-        """The cell of an ablation's grid, <cell>/<arm>/seed_<n>; empty for a run that is in none."""
-        *above, folder, _ = ("", "", *Path(self.name).parts)
-        return "/".join(filter(None, above)) if folder == self.arm else ""
-
-    @property
     def rollouts(self) -> Path:
         return self.workdir / "rollouts"
 
 
 def find_runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
-    """Return the runs in the given folders: each folder is a workdir, or contains several at any depth (an ablation).
-
-    Raises:
-        ValueError: a folder does not exist or contains no run, or a file cannot be read.
-    """
+    """The runs in the given folders: workdirs, or folders of several. Raises ValueError if one has none."""
     workdirs = []
     for folder in folders:
         settings = local_path("run", folder).resolve().rglob("config.json")

