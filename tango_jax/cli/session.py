@@ -24,7 +24,7 @@ def configure(config: ConfigDict) -> str:
     Raises:
         ValueError: what the environment says of other processes is incomplete, or jax finds no device.
     """
-    hosts.connect(config.distributed)
+    hosts.connect()
     hosts.check_devices()
     if jax.default_backend() == "cpu":
         if hosts.is_alone() and "TF_CPP_MIN_LOG_LEVEL" not in os.environ:

@@ -162,6 +162,5 @@ def _rows_of(eval_set: EvalSet, shards: Sequence[Shard], rows: Sequence[list]) -
 def process_config(settings: Settings) -> ConfigDict:
     """Return the settings of the process in the form that `runtime.session` expects."""
     config = default_config().copy_and_resolve_references()
-    config.distributed.enabled = settings.distributed
     config.generator.checkpoint = settings.judge
     return config

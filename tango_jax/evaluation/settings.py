@@ -27,7 +27,7 @@ _SAMPLED = SAMPLED_TEMPERATURE._replace(
     why=": the greedy attempt is made without being asked for, and one vote is greedy"
 )
 _JUDGED_SETS = ("processbench", *GROUPS["processbench"], *SYNTHETIC_STEPS)  # that need no solver
-MAY_CHANGE = ("out", "rows", "distributed", "decode_tensor")  # settings that a resumed evaluation may change
+MAY_CHANGE = ("out", "rows", "decode_tensor")  # settings that a resumed evaluation may change
 
 
 def _option(default: Any, help: str, within: Range | None = None, names: Sequence[str] = (), **argument) -> Any:
@@ -70,7 +70,6 @@ class Settings:
     shard: int = _option(64, "problems done at once: what an interruption costs", COUNT)
     rows: int = _option(64, "responses decoded at once; limited by memory", COUNT)
     decode_tensor: int = _option(1, "devices of a process that share the weights", COUNT)
-    distributed: bool = _option(False, "ask SLURM, Cloud TPU or GKE who else is there")
 
     @property
     def judge(self) -> str:

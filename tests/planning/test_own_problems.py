@@ -185,7 +185,7 @@ def test_a_config_of_ones_own_starts_from_it(folder, tmp_path, monkeypatch):
     ("", '{"question": "1?", "answer": 1}', ["--model has no value: write --model=VALUE"]),
     ("MODEL", "", ["no rows found"]),
     ("MODEL", '{"question": "1?", "anwser": 1}',
-     ["line 1: 'answer' is missing", "set task.row_format to one of math,"]),
+     ["line 1: 'answer' is missing", "keys wanted of a row in the format math"]),
     ("MODEL", '{"question": "1?", "answer": 1}', ["1 different questions, 0 are left for training", "give more"]),
 ])  # fmt: skip
 def test_mistakes_are_found_together_before_anything_is_done(folder, tmp_path, model, text, messages, capsys):

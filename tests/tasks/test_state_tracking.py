@@ -20,7 +20,7 @@ from tango_jax.tasks.state_tracking import StateTrackingConfig, apply_mistaken, 
 from tango_jax.tasks.task import STREAMS
 from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece
 
-CONFIG = StateTrackingConfig(swaps=(2, 5), hard_error=0.8, easy_error=0.05, reading_error=0.6)
+CONFIG = StateTrackingConfig(swaps=(2, 5), hard_error=0.8, reading_error=0.6)
 HARD = {"1-4", "1-5", "2-5"}
 NEIGHBOURS = {"1-2", "2-3", "3-4", "4-5"}
 STEP = r"<step>#(\d+) (\d-\d) (\w+)</step>"
@@ -392,7 +392,7 @@ def test_make_task_gives_every_split_its_range():
     ]:
         assert len(parts_of(problem.question)[0]) == problem.size == count
     # Noise is for stage 1 alone.
-    rates = (task.hard_error, task.easy_error, task.reading_error)
+    rates = (task.hard_error, task.reading_error)
     measured = StateTrackingConfig((3, 3), *rates, claim_noise=0.0)
     assert made.pool_solution(3) == state_tracking.mixed_solution(measured, 5, "pool", 3)[:2]
     imitated = StateTrackingConfig((1, 1), *rates, claim_noise=task.claim_noise)
