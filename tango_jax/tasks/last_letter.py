@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.records import Problem
-from tango_jax.tasks.example_rng import example_rng
+from tango_jax.tasks.example_rng import EASY_ERROR, example_rng
 from tango_jax.tasks.sizes import largest_size, size_ranges
 from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS, train_sentencepiece
 from tango_jax.text.templates import judged
@@ -24,7 +24,6 @@ from tango_jax.text.templates import judged
 SIZES = ("words", "letters")  # what a problem has a number of: task.sft_words, task.sft_letters and so on
 ALPHABET = string.ascii_lowercase + string.digits + "}\n "
 HARD_LETTERS = "bdfhjlnpr"  # none is the successor of another
-EASY_ERROR = 0.02  # probability that the teacher names the wrong letter for any other ending
 RIGHT_KINDS = ("hard letter", "easy letter")  # of correct steps, see `step_kinds`
 _STEP = re.compile(r"#(\d+) ends in ([a-z])")
 _WORD = re.compile(r"([a-z]+)#\d+")
@@ -37,6 +36,7 @@ class LastLetterConfig:
     words: tuple[int, int]
     letters: tuple[int, int]
     hard_error: float  # probability that the teacher names the wrong letter for a hard ending
+    easy_error: float  # the same for all other endings
     reading_error: float  # probability that the verifier's teacher misreads a hard ending
     claim_noise: float = 0.0  # probability that a step of a solution to be verified names a random letter
 
@@ -45,7 +45,7 @@ def split_config(task: ConfigDict, split: str) -> LastLetterConfig:
     """Return the settings of one of SPLITS in tasks/sizes.py."""
     words, letters = size_ranges(task, split, SIZES)
     noise = task.claim_noise if split == "sft" else 0.0
-    return LastLetterConfig(words, letters, task.hard_error, task.reading_error, noise)
+    return LastLetterConfig(words, letters, task.hard_error, EASY_ERROR, task.reading_error, noise)
 
 
 def symbols(max_words: int) -> list[str]:
@@ -122,8 +122,8 @@ def step_kinds(problem: Problem, steps: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(kind(k, step) for k, step in enumerate(steps, 1))
 
 
-def _named_letter(rng: np.random.Generator, letter: str, hard_error: float) -> str:
-    is_wrong = rng.random() < (hard_error if letter in HARD_LETTERS else EASY_ERROR)
+def _named_letter(rng: np.random.Generator, letter: str, hard_error: float, easy_error: float) -> str:
+    is_wrong = rng.random() < (hard_error if letter in HARD_LETTERS else easy_error)
     return confuse(letter) if is_wrong else letter
 
 
@@ -146,7 +146,7 @@ def generator_example(config: LastLetterConfig, seed: int, split: str, index: in
     """Return (problem, the teacher's solution) for SFT of the generator."""
     rng = example_rng(seed, split, index)
     words = _words(rng, config)
-    letters = [_named_letter(rng, word[-1], config.hard_error) for word in words]
+    letters = [_named_letter(rng, word[-1], config.hard_error, config.easy_error) for word in words]
     return _problem(words, f"last_letter/{split}/{index}"), solution_text(letters)
 
 
@@ -162,7 +162,7 @@ def mixed_solution(
     rng = example_rng(seed, split, index)
     words = _words(rng, config)
     hard_error = rng.random() if rng.random() < 0.5 else 0.0
-    letters = [_named_letter(rng, word[-1], hard_error) for word in words]
+    letters = [_named_letter(rng, word[-1], hard_error, config.easy_error) for word in words]
     letters = [_random_letter(rng) if rng.random() < config.claim_noise else letter for letter in letters]
     return _problem(words, f"last_letter/{split}/{index}"), solution_text(letters), rng
 
@@ -177,7 +177,7 @@ def verifier_example(config: LastLetterConfig, seed: int, split: str, index: int
 
 def _readings(rng: np.random.Generator, words: list[str], config: LastLetterConfig) -> list[str]:
     """What the verifier's teacher reads."""
-    return [_named_letter(rng, word[-1], config.reading_error) for word in words]
+    return [_named_letter(rng, word[-1], config.reading_error, config.easy_error) for word in words]
 
 
 def further_example(

@@ -21,7 +21,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.records import Problem
-from tango_jax.tasks.example_rng import example_rng
+from tango_jax.tasks.example_rng import EASY_ERROR, example_rng
 from tango_jax.tasks.sizes import largest_size, size_ranges
 from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS, train_sentencepiece
 from tango_jax.text.templates import judged
@@ -37,13 +37,13 @@ _STATE = f"[{LETTERS}]{{{len(LETTERS)}}}"
 _STEP = re.compile(rf"#(\d+) (\d-\d) ({_STATE})")
 _QUESTION_SWAP = re.compile(r"#\d+ (\d)-(\d)")
 _START = "start "
-EASY_ERROR = 0.02  # probability of a mistake in a swap that is not hard; in a swap of neighbours it changes nothing
 
 
 @dataclasses.dataclass(frozen=True)
 class StateTrackingConfig:
     swaps: tuple[int, int]  # range of their number, inclusive (low, high)
     hard_error: float  # probability that the teacher makes a mistake in a hard swap
+    easy_error: float  # the same for all other swaps; a mistake in a swap of neighbours changes nothing
     reading_error: float  # probability that the verifier's teacher makes a mistake in a hard swap
     claim_noise: float = 0.0  # probability that a step of a solution to be verified writes a random permutation
 
@@ -52,7 +52,7 @@ def split_config(task: ConfigDict, split: str) -> StateTrackingConfig:
     """Return the settings of one of SPLITS in tasks/sizes.py."""
     (swaps,) = size_ranges(task, split, SIZES)
     noise = task.claim_noise if split == "sft" else 0.0
-    return StateTrackingConfig(swaps, task.hard_error, task.reading_error, noise)
+    return StateTrackingConfig(swaps, task.hard_error, EASY_ERROR, task.reading_error, noise)
 
 
 def symbols(max_swaps: int) -> list[str]:
@@ -175,19 +175,19 @@ def verification_text(swaps: list[Swap], readings: list[str], claims: list[str])
     return judged(remarks, [reading == claim for _, reading, claim in written])
 
 
-def _made(rng: np.random.Generator, state: str, swap: Swap, hard_error: float) -> str:
+def _made(rng: np.random.Generator, state: str, swap: Swap, hard_error: float, easy_error: float) -> str:
     """Return the state that an imperfect teacher makes of a state."""
-    is_wrong = rng.random() < (hard_error if is_hard(swap) else EASY_ERROR)
+    is_wrong = rng.random() < (hard_error if is_hard(swap) else easy_error)
     return apply_mistaken(state, swap) if is_wrong else apply_swap(state, swap)
 
 
 def _written_states(
-    rng: np.random.Generator, start: str, swaps: list[Swap], hard_error: float, claim_noise: float
+    rng: np.random.Generator, start: str, swaps: list[Swap], hard_error: float, easy_error: float, claim_noise: float
 ) -> list[str]:
     """Return the states of a solution, in which every step continues from the state before it, right or wrong."""
     states = [start]
     for swap in swaps:
-        state = _made(rng, states[-1], swap, hard_error)
+        state = _made(rng, states[-1], swap, hard_error, easy_error)
         states.append(_random_state(rng) if rng.random() < claim_noise else state)
     return states[1:]
 
@@ -196,7 +196,7 @@ def generator_example(config: StateTrackingConfig, seed: int, split: str, index:
     """Return (problem, the teacher's solution) for SFT of the generator."""
     rng = example_rng(seed, split, index)
     start, swaps = _draw(rng, config)
-    states = _written_states(rng, start, swaps, config.hard_error, claim_noise=0.0)
+    states = _written_states(rng, start, swaps, config.hard_error, config.easy_error, claim_noise=0.0)
     return _problem(start, swaps, f"state_tracking/{split}/{index}"), solution_text(swaps, states)
 
 
@@ -212,7 +212,7 @@ def mixed_solution(
     rng = example_rng(seed, split, index)
     start, swaps = _draw(rng, config)
     hard_error = rng.random() if rng.random() < 0.5 else 0.0
-    states = _written_states(rng, start, swaps, hard_error, config.claim_noise)
+    states = _written_states(rng, start, swaps, hard_error, config.easy_error, config.claim_noise)
     return _problem(start, swaps, f"state_tracking/{split}/{index}"), solution_text(swaps, states), rng
 
 
@@ -232,7 +232,7 @@ def _readings(
 ) -> list[str]:
     """The state that the verifier's teacher makes of each state before."""
     return [
-        _made(rng, written, swap, config.reading_error)
+        _made(rng, written, swap, config.reading_error, config.easy_error)
         for written, swap in zip([start, *claims[:-1]], swaps, strict=True)
     ]
 
@@ -258,5 +258,5 @@ def further_example(
     kept = next((k for k, (said, claim) in enumerate(zip(readings, claims, strict=True)) if said != claim), len(swaps))
     states = [*claims[:kept], *readings[kept : kept + 1]]
     for swap in swaps[len(states) :]:
-        states.append(_made(rng, states[-1], swap, config.hard_error))
+        states.append(_made(rng, states[-1], swap, config.hard_error, config.easy_error))
     return problem, solution, verification, solution_text(swaps, states)

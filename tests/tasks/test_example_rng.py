@@ -6,8 +6,8 @@ from tango_jax.tasks import last_letter, state_tracking
 from tango_jax.tasks.last_letter import LastLetterConfig
 from tango_jax.tasks.state_tracking import StateTrackingConfig
 
-LETTERS = LastLetterConfig(words=(2, 4), letters=(3, 5), hard_error=0.8, reading_error=0.6)
-SWAPS = StateTrackingConfig(swaps=(2, 5), hard_error=0.8, reading_error=0.6)
+LETTERS = LastLetterConfig(words=(2, 4), letters=(3, 5), hard_error=0.8, easy_error=0.05, reading_error=0.6)
+SWAPS = StateTrackingConfig(swaps=(2, 5), hard_error=0.8, easy_error=0.05, reading_error=0.6)
 
 
 @pytest.mark.parametrize("name", ["problem", "generator_example", "verifier_example", "mixed_solution"])
