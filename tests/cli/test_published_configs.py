@@ -47,7 +47,7 @@ def resolved(name: str, argument: str = "", overrides: tuple[str, ...] = ()):
 
 def abstract_policy(role: str, config):
     """The role's policy on its published architecture, without weights or tokenizer files."""
-    model = preset_model(config.checkpoint, **{name: config.model[name] for name in NUMERICS})
+    model = preset_model(config.checkpoint, **{name: config.model[name] for name in NUMERICS if name in config.model})
     source = Source(config.checkpoint, model, blank_tokenizer(model), None, lambda target: None, {})
     return make_policy(role, config, source)
 

@@ -25,7 +25,7 @@ from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.checks import SettingsError
 from tango_jax.tasks.registry import make_task
 from tango_jax.weights.presets import preset_model
-from tango_jax.weights.source import NUMERICS
+from tango_jax.weights.source import NUMERICS, fields_of
 from tango_jax.weights.workdir import start_source
 
 
@@ -292,7 +292,9 @@ def test_less_memory_means_fewer_rows_and_too_little_is_an_error(folder, tmp_pat
         tiny = {role: start_source(settings.config, role) for role in ROLES}
         name = "HuggingFaceTB/SmolLM2-135M-Instruct"
         presets = {
-            role: preset_model(name, **{key: settings.config[role].model[key] for key in NUMERICS}) for role in ROLES
+            role: preset_model(name, **{key: value for key, value in fields_of(settings.config[role]).items()
+                                        if key in NUMERICS})
+            for role in ROLES
         }
         return {role: dataclasses.replace(source, model_config=presets[role]) for role, source in tiny.items()}
 
