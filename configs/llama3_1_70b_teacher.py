@@ -13,8 +13,8 @@ Time:      an estimate, not measured: 113,000 solutions of about 500 tokens each
            1,300 tokens/s: half a day. On a CPU host with 4 TFLOP/s, compute limits it to 30 tokens/s: three weeks.
            Finished shards are never lost.
 Expected:  not run at this size. Nearly every solution should be tagged, since the prompt shows the layout; counts.json
-           says how many were truncated, untagged or wrong. Wrong answers are kept by default;
-           --config.generate.keep.only_correct=True drops them, also afterwards and without sampling again.
+           says how many were truncated or untagged. Wrong answers are kept; the column is_correct of train.parquet
+           tells which they are.
 """
 
 from ml_collections import ConfigDict
@@ -24,7 +24,7 @@ from tango_jax.config import default_config
 
 def get_config() -> ConfigDict:
     config = default_config()
-    config.task.name, config.task.train, config.task.row_format = "math", "eurus_train", "verl"
+    config.task.name, config.task.train = "math", "eurus_train"
     config.task.min_steps = 3
     # One solution per prompt at T=0.1 and top_p=0.5, for as many prompts as in the published stage 1.
     config.generate.samples, config.generate.temperature, config.generate.top_p = 1, 0.1, 0.5
@@ -34,7 +34,7 @@ def get_config() -> ConfigDict:
         role.checkpoint, role.use_chat = "meta-llama/Llama-3.1-70B-Instruct", True
         role.template = "math"
         role.max_prompt, role.max_response = 2048, 2048
-        role.model.param_dtype = role.model.compute_dtype = role.model.head_dtype = "bfloat16"
+        role.model.param_dtype = role.model.compute_dtype = role.model.head_precision = "bfloat16"
         role.model.remat = "none"
         role.mesh.decode_tensor = 8
         role.prompt_buckets, role.cache_buckets, role.row_buckets = (256, 512, 1024), (512, 1024), (8, 16, 32, 64)

@@ -48,7 +48,6 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rl.verifications_per_solution = 1
     config.rl.alpha_initial, config.rl.alpha_final, config.rl.alpha_schedule = 0.1, 1e-3, "exponential"
     config.rl.outcome_weight, config.rl.format_weight, config.rl.gamma = 1.0, 0.0, 0.8
-    config.rl.label_count_decay = 0.8
     config.eval.every, config.eval.problems = 10, 500
     config.checkpoint.every = 50
     config.ablation.arms = tuple(n for n in config.ablation.arms if not ARMS[n].needs_gold_steps)
@@ -66,8 +65,7 @@ def set_role(role: ConfigDict) -> None:
     role.loss.aggregation = "token_mean"  # as in the published code; the paper's equation is seq_mean
     role.loss.clip_low = role.loss.clip_high = 0.2
     role.loss.kl_coef, role.loss.minibatches, role.loss.epochs = 0.001, 1, 1
-    role.optimizer.lr, role.optimizer.schedule = 1e-6, "constant"
-    role.optimizer.warmup_steps, role.optimizer.clip_norm = 0, 1.0
+    role.optimizer.lr, role.optimizer.warmup_steps, role.optimizer.clip_norm = 1e-6, 0, 1.0
     # Train states are split over all devices, which leaves room for the matmul results that `remat` keeps (on fewer
     # devices, ask the plan: remat=full needs less); parameters are gathered while the products of a micro-batch run.
     # Four devices share a copy of the sampling weights (4 GiB each): each then reads a quarter of them in a step, for

@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     for role in (config.generator, config.verifier):
         role.template = "last_letter"
         role.model.width, role.model.num_layers, role.model.mlp_width = 32, 2, 64
-        role.model.num_heads, role.model.num_kv_heads, role.model.head_dim = 2, 1, 16
+        role.model.num_heads, role.model.num_kv_heads = 2, 1
         role.model.remat = "none"
         role.row_buckets = (4, 8)
         role.optimizer.lr = 1e-3
@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
     config.verifier.max_prompt, config.verifier.max_response = 104, 48
     for split in ("sft", "rl", "test"):
         config.task[f"{split}_words"], config.task[f"{split}_letters"] = (1, 2), (2, 3)
-    config.task.hard_error, config.task.easy_error, config.task.reading_error = 0.7, 0.02, 0.55
+    config.task.hard_error, config.task.reading_error = 0.7, 0.55
     config.rl.prompts_per_step, config.rl.samples_per_prompt = 4, 2
     config.rl.generator_steps, config.rl.warmup_steps = 6, 2
     config.rl.alpha_initial = 0.5

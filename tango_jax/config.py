@@ -10,13 +10,47 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tango_jax.defaults import KEYS, default_config, optimizer_config, role_config
+from tango_jax.defaults import KEYS, default_config, role_config
 from tango_jax.runtime.checks import require, shortened
 from tango_jax.runtime.model_text import on_one_line
 
-__all__ = ["ROLES", "default_config", "flatten", "optimizer_config", "read_settings", "role_config"]
+__all__ = ["ROLES", "default_config", "flatten", "read_settings", "role_config"]
 
 ROLES = ("generator", "verifier")
+# Keys of earlier versions that changed no result.
+UNUSED = ("distributed.enabled", "distributed.heartbeat_s", "rollouts.eval_problems")
+# Keys of earlier versions and what now holds in their place: a value, or a function of the role's other settings.
+GONE: dict[str, Any] = {
+    "generate.keep.best": 0,
+    "generate.keep.min_format": 0.0,
+    "generate.keep.only_correct": False,
+    "generate.keep.validation_share": 0.02,
+    "rl.correctness_weight": 1.0,
+    "rl.improvement_weight": 0.5,
+    "rl.label_count_decay": 0.8,
+    "rl.teacher_weight": 0.5,
+    "task.easy_error": 0.02,
+    "task.row_format": "",
+    "ROLE.model.head_dtype": "float32",
+    "ROLE.model.head_dim": lambda role: role.get("model.width", 0) // role.get("model.num_heads", 1),
+    "ROLE.model.max_position": 4096,
+    "ROLE.model.qkv_bias": False,
+    "ROLE.model.rope_base": 10_000.0,
+    "ROLE.model.tied_head": True,
+    "ROLE.optimizer.b1": 0.9,
+    "ROLE.optimizer.b2": 0.999,
+    "ROLE.optimizer.decay_steps": 0,
+    "ROLE.optimizer.eps": 1e-8,
+    "ROLE.optimizer.lora_weight_decay": 0.0,
+    "ROLE.optimizer.schedule": "constant",
+    "ROLE.sft.optimizer.b1": 0.9,
+    "ROLE.sft.optimizer.clip_norm": 1.0,
+    "ROLE.sft.optimizer.decay_steps": 0,
+    "ROLE.sft.optimizer.eps": 1e-8,
+    "ROLE.sft.optimizer.lora_weight_decay": 0.0,
+    "ROLE.sft.optimizer.weight_decay": 0.01,
+    "ROLE.share_prompts": True,
+}
 
 
 def flatten(config: ConfigDict) -> dict:
@@ -41,8 +75,19 @@ def read_settings(path: Path) -> dict[str, Any]:
                          "config.json") from error
     require(isinstance(settings, dict), f"{path} holds {shortened(settings)}, and not the settings of a run: name the "
             "workdir of a run, or its config.json")
-    unknown = sorted(settings.keys() - KEYS.keys())
-    # Not ignored: a key that is gone may have had a value with which the run computed something else.
-    require(not unknown, f"{path} has settings that this version does not know ({on_one_line(', '.join(unknown[:5]))}"
-            f"{', ...' * (len(unknown) > 5)}): use the version that started the run, or begin a new one")
-    return settings
+    # With another value the run computed something else.
+    unknown = [key for key in sorted(settings.keys() - KEYS.keys()) if not _still_holds(key, settings)]
+    shown = on_one_line(", ".join(f"{key}={shortened(settings[key])}" for key in unknown[:5]))
+    require(not unknown, f"{path} has settings that this version does not know ({shown}{', ...' * (len(unknown) > 5)})"
+            ": use the version that started the run, or begin a new one")
+    return {key: value for key, value in settings.items() if key in KEYS}
+
+
+def _still_holds(key: str, settings: dict[str, Any]) -> bool:
+    """Whether a key that is gone had the value that now holds without it."""
+    role, _, name = key.partition(".")
+    gone = f"ROLE.{name}" if role in ROLES else key
+    if gone not in GONE:
+        return gone in UNUSED
+    of_role = {one.removeprefix(f"{role}."): value for one, value in settings.items()}
+    return settings[key] == (GONE[gone](of_role) if callable(GONE[gone]) else GONE[gone])

@@ -9,7 +9,7 @@ from typing import Any
 
 import ml_collections
 
-from tango_jax.role_defaults import ROLE, optimizer_keys
+from tango_jax.role_defaults import ROLE
 from tango_jax.runtime.keys import (
     COUNT,
     COUNT_OR_NONE,
@@ -17,7 +17,6 @@ from tango_jax.runtime.keys import (
     SEED,
     SHARE,
     SHARE_ABOVE_ZERO,
-    SHARE_BELOW_ONE,
     TEMPERATURE,
     WEIGHT,
     Change,
@@ -44,7 +43,6 @@ TASK: Group = {
                  "data/problem_sets.py."),
     "test": Key("", None, "math: as task.train. Its questions are not trained on, unless it is the same file. Empty: "
                 "evaluate on the problems set aside by task.validation."),
-    "row_format": Key("", None, "math: a name in data/row_formats.py; empty: detected from the keys of the first row."),
     "validation": Key(200, COUNT_OR_NONE, "math: at least this many training problems are set aside, by whole "
                       "questions; those of task.stage_one serve for the held-out loss and the fixed pool."),
     "stage_one": Key("", None, "math: text to imitate: gsm8k (worked answers of task.train); a file whose rows have "
@@ -67,7 +65,6 @@ TASK: Group = {
     "test_swaps": Key((2, 8), COUNT, "state_tracking: swaps of the test problems; empty: those of task.rl_swaps."),
     "hard_error": Key(0.6, SHARE, "Synthetic: the teacher's error rate on words that end in a hard letter, and on hard "
                       "swaps."),
-    "easy_error": Key(0.02, SHARE, "Synthetic: the teacher's error rate on the others."),
     "reading_error": Key(0.55, SHARE, "Synthetic: how often the verifier's teacher misreads a hard letter or swap."),
     "claim_noise": Key(0.15, SHARE, "Synthetic: how often steps in the verifier's stage 1 name a random letter or "
                        "state."),
@@ -106,13 +103,7 @@ RL: Group = {
     "outcome_weight": Key(1.0, WEIGHT, "Weight of the grade in the generator's reward."),
     "format_weight": Key(0.0, WEIGHT, "Weight of the generator's format score in its reward; it is logged in any "
                          "case."),
-    "correctness_weight": Key(1.0, WEIGHT, "Weight of agreeing with the grader in the verifier's reward."),
     "gamma": Key(0.8, WEIGHT, "Weight of the verifier's format score in its reward."),
-    "improvement_weight": Key(0.5, WEIGHT, "Weight of what a second try improves in its reward; read by arms with "
-                              "second tries (method/relatives.py)."),
-    "teacher_weight": Key(0.5, WEIGHT, "Weight of imitating the informed verifier, beside the verdict's advantages; "
-                          "read by arms with a teacher (method/relatives.py)."),
-    "label_count_decay": Key(0.8, SHARE_BELOW_ONE, "Decay of the moving average of correct and incorrect solutions."),
 }  # fmt: skip
 
 # Stage 0 (`python -m tango_jax.generate`): generator.checkpoint is the teacher that solves task.train.
@@ -122,16 +113,6 @@ GENERATE: Group = {
     "top_p": Key(0.5, SHARE_ABOVE_ZERO, "Stage 0: of sampling.", Change.ROUNDING),
     "problems": Key(0, COUNT_OR_NONE, "Stage 0: problems to solve, drawn at random with seed; 0: all.",
                     Change.ROUNDING),
-    # Filters on the solutions that are complete and tagged. They may change when a command is repeated: the existing
-    # solutions are then filtered again.
-    "keep": {
-        "min_format": Key(0.0, SHARE, "Stage 0: lowest format score of a solution that is kept.", Change.ROUNDING),
-        "only_correct": Key(False, None, "Stage 0: drop solutions whose answer the grader rejects.", Change.ROUNDING),
-        "best": Key(0, COUNT_OR_NONE, "Stage 0: keep only this many for each problem: correct ones first, then by "
-                    "format score; 0: all.", Change.ROUNDING),
-        "validation_share": Key(0.02, SHARE_BELOW_ONE, "Stage 0: share of questions, drawn with seed, that go to "
-                                "validation.parquet, on which stage 1 measures its loss.", Change.ROUNDING),
-    },
 }  # fmt: skip
 
 # Which runs an experiment consists of (`python -m tango_jax.ablate`). A run depends on none of these: arms, seeds and
@@ -171,15 +152,6 @@ GROUPS: Group = {
     # WORKDIR/rollouts: complete rollouts with judgements, rewards and advantages, for `tango_jax.report`.
     "rollouts": {
         "every": Key(5, COUNT_OR_NONE, "Turns of a role between dumps of its rollouts; 0: no dumps.", Change.WATCHING),
-        "eval_problems": Key(12, COUNT_OR_NONE, "Held-out problems whose greedy solutions are dumped at every "
-                             "evaluation, always the first ones, to be compared over a run and between runs; 0: none.",
-                             Change.WATCHING),
-    },
-    # Runs of several processes (runtime/hosts.py).
-    "distributed": {
-        "enabled": Key(False, None, "True, or TANGO_DISTRIBUTED=1 in the environment: detect SLURM, Cloud TPU, GKE or "
-                       "OpenMPI; not needed with the JAX_* variables.", Change.HARDWARE),
-        "heartbeat_s": Key(60, COUNT, "The job ends if a process is silent for this many seconds.", Change.HARDWARE),
     },
     # Besides metrics.jsonl, with the same metric names; each needs its own package.
     "loggers": {
@@ -225,8 +197,3 @@ def default_config() -> ConfigDict:
 def role_config() -> ConfigDict:
     """The defaults of one role."""
     return config_of(ROLE)
-
-
-def optimizer_config(lr: float) -> ConfigDict:
-    """The defaults of an optimizer, with a learning rate of its own."""
-    return config_of(optimizer_keys(lr))

@@ -5,7 +5,7 @@
 The teacher is generator.checkpoint, prompted like the generator (template, use_chat, max_prompt, max_response and
 buckets). The keys under `generate` set how many solutions it writes, how they are sampled and which are kept. DIR/parts
 holds all solutions, DIR/train.parquet and DIR/validation.parquet the kept ones, and DIR/counts.json their numbers. The
-same command resumes where it stopped, filters again if `generate.keep` has changed, and grades again if the file of
+same command resumes where it stopped, and grades again if the file of
 `task.grader` has. With --config.task.stage_one=DIR, stage 1 of a run trains on the first file and measures its held-out
 loss on the second.
 """
@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.cli.command_line import parse_command_line
 from tango_jax.cli.session import session
-from tango_jax.data.problem_sets import load_task_problems, question_key
+from tango_jax.data.problem_sets import load_problems, question_key
 from tango_jax.data.teacher_rows import (
     FILES,
     MAX_PROBLEMS,
@@ -71,7 +71,7 @@ class Work(NamedTuple):
 
 def plan_work(config: ConfigDict, template: str, tokenizer: Tokenizer) -> Work:
     """The problems for the teacher, without those whose prompt exceeds generator.max_prompt."""
-    problem_set = load_task_problems(config.task.train, config.task.row_format)
+    problem_set = load_problems(config.task.train)
     numbered = list(enumerate(problem_set.problems))
     if len(numbered) > MAX_PROBLEMS:
         raise ValueError(f"task.train={config.task.train} has {len(numbered)} problems; at most {MAX_PROBLEMS} can be "
@@ -232,7 +232,7 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
     if config.task.name != "math":
         raise ValueError(f"task.name={config.task.name} makes its own stage-1 examples; a teacher solves the problems "
                          "of task.name=math")
-    check_config(config, workdir / "config.json", may_change=("generate.keep.",))
+    check_config(config, workdir / "config.json")
     foreign = [name for name in FILES if (workdir / name).exists() and not (workdir / "parts").exists()]
     require(not foreign, f"{workdir} holds {' and '.join(foreign)}, which stage 0 has not made and would replace: "
             "choose another --workdir")
@@ -249,18 +249,16 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
     console.log(f"{config.task.train}: {len(work.problems)} problems to solve, {work.num_too_long} left out because "
                 f"their prompts exceed {config.generator.max_prompt} tokens")
     rows = solve_all(config, policy, work, workdir, console)
-    hosts.in_first(lambda: keep_config(config, workdir / "config.json"))  # generate.keep may have changed
-    kept = keep_rows(rows, config.generate.keep)
-    validation = validation_questions(
-        [problem for _, problem in work.problems], config.generate.keep.validation_share, config.seed
-    )
+    hosts.in_first(lambda: keep_config(config, workdir / "config.json"))
+    kept = keep_rows(rows)
+    validation = validation_questions([problem for _, problem in work.problems], config.seed)
     counts = {
         "problems": len(work.problems), "over_long_prompts": work.num_too_long, "solutions": len(rows),
         "correct": sum(row.is_correct for row in rows), **kept.counts, "kept": len(kept.rows),
     }  # fmt: skip
     if all(question_key(row.question) in validation for row in kept.rows):
-        raise ValueError(f"no solution is left for training ({_words(counts)}): lower generate.keep, or look at the "
-                         f"teacher's solutions in {part_path(workdir, 0)}")
+        raise ValueError(f"no solution is left for training ({_words(counts)}): look at the teacher's solutions "
+                         f" in {part_path(workdir, 0)}")
     if hosts.is_first():
         counts["train"], counts["validation"] = write_files(workdir, kept.rows, validation)
         write_json_atomic(workdir / "counts.json", counts)

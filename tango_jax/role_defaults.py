@@ -7,7 +7,6 @@ from tango_jax.runtime.keys import (
     COUNT,
     COUNT_OR_NONE,
     DEVICES,
-    LARGEST_FLOAT,
     NOT_NEGATIVE,
     POSITIVE,
     SHARE,
@@ -18,7 +17,6 @@ from tango_jax.runtime.keys import (
     Group,
     Key,
     OneOf,
-    Range,
 )
 
 # Gradients below 6e-8 vanish in float16.
@@ -29,20 +27,10 @@ SAMPLE_DTYPE = OneOf(("", "int8"))
 def optimizer_keys(lr: float) -> Group:
     return {
         "lr": Key(lr, POSITIVE, "Peak learning rate of AdamW."),
-        "schedule": Key("constant", OneOf(("constant", "cosine")), "Of the learning rate, after its warm-up."),
         "warmup_steps": Key(0, COUNT_OR_NONE, "Updates of the linear warm-up. Only this role's updates count, also "
                             "where one policy has both roles."),
-        "decay_steps": Key(0, COUNT_OR_NONE, "With cosine, the update at which the learning rate reaches zero, counted "
-                           "as in warmup_steps; in stage 1, 0 means sft.steps."),
-        "weight_decay": Key(0.01, NOT_NEGATIVE, "Of AdamW, times the learning rate."),
-        "b1": Key(0.9, SHARE_BELOW_ONE, "Decay of the first moment."),
-        "b2": Key(0.999, SHARE_BELOW_ONE, "Decay of the second moment."),
-        # With 0, a parameter that never had a gradient would become 0 / 0.
-        "eps": Key(1e-8, POSITIVE, "Added to the root of the second moment."),
         "lora_lr": Key(0.0, NOT_NEGATIVE, "Peak learning rate where adapters are trained; 0: ten times lr, at any rank "
                        "(LoRA Without Regret, Schulman et al., 2025)."),
-        "lora_weight_decay": Key(0.0, NOT_NEGATIVE, "Of AdamW, on adapters."),
-        "clip_norm": Key(1.0, POSITIVE, "Largest global norm of a gradient; a larger one is scaled down."),
     }  # fmt: skip
 
 
@@ -60,25 +48,19 @@ LORA: Group = {
 MODEL: Group = {
     "width": Key(128, COUNT, "Width of the residual stream."),
     "num_layers": Key(3, COUNT, "Number of layers."),
-    "num_heads": Key(4, COUNT, "Attention heads of queries."),
+    "num_heads": Key(4, COUNT, "Attention heads of queries; width / num_heads is the width of each."),
     "num_kv_heads": Key(2, COUNT, "Attention heads of keys and values."),
-    "head_dim": Key(32, COUNT, "Width of an attention head."),
     "mlp_width": Key(512, COUNT, "Width of the MLP's hidden layer."),
-    "rope_base": Key(10_000.0, Range(1.0, LARGEST_FLOAT), "Base of the rotary embedding."),
-    "tied_head": Key(True, None, "Whether the output projection is the embedding."),
-    "qkv_bias": Key(False, None, "Whether queries, keys and values have a bias, as in Qwen2."),
     "qk_norm": Key(False, None, "Whether queries and keys are normalised, as in Qwen3."),
-    "max_position": Key(4096, COUNT, "Longest sequence."),
     "param_dtype": Key("float32", DTYPE, "Of the master weights and of Adam's moments."),
     "compute_dtype": Key("float32", DTYPE, "Of matrix products; use bfloat16 on accelerators. With float32, GPUs "
                          "multiply in TF32 and TPUs in bfloat16, unless the environment sets "
                          "JAX_DEFAULT_MATMUL_PRECISION=highest (which cuDNN and splash attention ignore)."),
-    "head_dtype": Key("float32", DTYPE, "Of the output projection. float32 keeps the log-probs of sampler and trainer "
-                      "close; either accumulates in float32."),
-    "head_precision": Key("highest", OneOf(("highest", "bfloat16_x3")), "Products of a float32 head. highest: all 24 "
-                          "bits on every platform, on an A100 at a sixteenth of the speed of bfloat16; bfloat16_x3: "
-                          "three products of bfloat16, 16 bits at a third of that speed (all 24 on CPUs), which NVIDIA "
-                          "GPUs before compute capability 8.0 cannot."),
+    "head_precision": Key("highest", OneOf(("highest", "bfloat16_x3", "bfloat16")), "Of the output projection, which "
+                          "accumulates in float32. highest: all 24 bits of float32 on every platform, on an A100 at a "
+                          "sixteenth of the speed of bfloat16; bfloat16_x3: three products of bfloat16, 16 bits at a "
+                          "third of that speed (all 24 on CPUs), which NVIDIA GPUs before compute capability 8.0 "
+                          "cannot; bfloat16: the log-probs of sampler and trainer differ more."),
     "remat": Key("full", OneOf(("none", "dots", "full")), "What an update computes again in the backward pass: none; "
                  "dots: all but the results of the layers' matrices; full: all but the input of each layer.",
                  Change.ROUNDING),
@@ -115,7 +97,11 @@ SFT: Group = {
                             "rejects one that failed; 0: any loss will do.", Change.ROUNDING),
     "checkpoint_every": Key(200, COUNT, "Updates between checkpoints. One is also saved every two minutes.",
                             Change.ROUNDING),
-    "optimizer": optimizer_keys(5e-6),
+    "optimizer": optimizer_keys(5e-6) | {
+        "schedule": Key("constant", OneOf(("constant", "cosine")), "Of the learning rate, after its warm-up; cosine: "
+                        "down to zero at sft.steps."),
+        "b2": Key(0.999, SHARE_BELOW_ONE, "Decay of the second moment."),
+    },
 }  # fmt: skip
 
 LOSS: Group = {
@@ -174,8 +160,8 @@ ROLE: Group = {
     "init_from": Key("", None, "Workdir of a run whose stage-1 checkpoint to start from; it must be finished and "
                      "within its gate. Empty: run stage 1 here.", Change.PLACE),
     "reward": Key("", None, "A function that scores one response, FILE.py:name or package.module:name; its number is "
-                  "added to the usual reward, or takes its place where the weights in rl.* are 0 (rl/own_reward.py). "
-                  "Empty: none."),
+                  "added to the usual reward, or takes the place of the generator's where the weights in rl.* are 0 "
+                  "(rl/own_reward.py). Empty: none."),
     "template": Key("math", None, "The prompt: a name in text/templates.py, the path of a text file, or a text with "
                     "{problem} in it."),
     "max_prompt": Key(2048, COUNT, "Tokens of the longest prompt."),
@@ -197,18 +183,19 @@ ROLE: Group = {
     "top_p": Key(1.0, SHARE_ABOVE_ZERO, "Of sampling; below 1, the sampling distribution differs from the trained "
                  "one."),
     "top_k": Key(0, COUNT_OR_NONE, "Of sampling; 0: off."),
-    "share_prompts": Key(True, None, "In an update, process a prompt once for all its responses instead of once for "
-                         "each.", Change.ROUNDING),
     "pack_length": Key(0, COUNT_OR_NONE, "Tokens of a packed row; 0: as many as the longest sequence needs.",
                        Change.ROUNDING),
     "rows_per_micro_batch": Key(4, COUNT, "Packed rows of a forward and backward pass (gradient accumulation).",
                                 Change.ROUNDING),
-    "prompts_per_micro_batch": Key(2, COUNT, "With shared prompts, the number of prompts that these rows may belong "
-                                   "to.", Change.ROUNDING),
+    "prompts_per_micro_batch": Key(2, COUNT, "Prompts that these rows may belong to; each is processed once for all "
+                                   "its responses.", Change.ROUNDING),
     "logp_chunk": Key(0, COUNT_OR_NONE, "Tokens whose logits are materialised at once; 0: those of the whole "
                       "micro-batch.", Change.ROUNDING),
     "loss": LOSS,
-    "optimizer": optimizer_keys(1e-6),
+    "optimizer": optimizer_keys(1e-6) | {
+        "weight_decay": Key(0.01, NOT_NEGATIVE, "Of AdamW, times the learning rate. Adapters have none."),
+        "clip_norm": Key(1.0, POSITIVE, "Largest global norm of a gradient; a larger one is scaled down."),
+    },
     "sft": SFT,
     "mesh": MESH,
 }  # fmt: skip

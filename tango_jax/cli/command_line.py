@@ -28,14 +28,13 @@ def load_config(path: str, overrides: Sequence[str] | Mapping[str, Any] = (), **
     """`get_config` of a config, with overrides applied.
 
     Args:
-        path: `FILE.py`, or the name of a shipped config such as `last_letter`; `:arg` behind it goes to get_config. Or
-            the `config.json` of a run.
-        overrides: texts, each `key.path=value`, or a mapping, {"key.path": value}. A key that takes a function takes
-            its name, FILE.py:name or package.module:name.
+        path: `FILE.py`, the name of a shipped config, or the `config.json` of a run; `:arg` behind it goes to
+            get_config.
+        overrides: `key.path=value` texts, or a mapping, {"key.path": value}.
         arguments: those that get_config takes by name, such as own_problems' `model` and `problems`.
 
     Raises:
-        ValueError: see `open_config` and `ConfigFile`; overrides that name no key, or have another type, all at once.
+        ValueError: all that is wrong with the file and the overrides.
     """
     if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):
         raise ValueError(f"overrides={shortened(overrides)} must be a list, such as ['rl.warmup_steps=1'], or a "
@@ -48,11 +47,7 @@ def load_config(path: str, overrides: Sequence[str] | Mapping[str, Any] = (), **
 
 
 def load_options(parser: Parser, options: argparse.Namespace, overrides: Sequence[str]) -> ConfigDict:
-    """The configuration of a command line, from what `parser.parse_overrides` returned.
-
-    Raises:
-        ValueError: see `load_config`; or an argument belongs neither to the command nor to the config file.
-    """
+    """The configuration of a command line, from what `parser.parse_overrides` returned. Raises ValueError."""
     mistakes = Mistakes()
     config = _load_options(parser, options, overrides, mistakes)
     mistakes.raise_all()
@@ -62,7 +57,7 @@ def load_options(parser: Parser, options: argparse.Namespace, overrides: Sequenc
 def _load_options(
     parser: Parser, options: argparse.Namespace, overrides: Sequence[str], mistakes: Mistakes
 ) -> ConfigDict | None:
-    """The configuration without what is wrong on the command line, which is noted; None if the rest makes none."""
+    """`load_options`, with mistakes noted instead of raised; None if the rest makes no configuration."""
     with mistakes.collected():
         file, argument = _split(options.config)
         opened = open_config(file)
@@ -84,7 +79,7 @@ def _loaded(
     opened: ConfigFile, argument: str, overrides: Sequence[str] | Mapping[str, Any], arguments: dict[str, str],
     mistakes: Mistakes,
 ) -> ConfigDict | None:
-    """The configuration with the overrides that can be applied; the others are noted. None if it needs all of them."""
+    """The configuration with the overrides that fit; the others are noted. None if it needs all of them."""
     config, count = opened.make(argument, arguments), len(mistakes.messages)
     for override in overrides:
         with mistakes.collected():
@@ -139,7 +134,7 @@ def _parse_like(old: Any, text: str, name: str):
 
 
 def _drop_buckets(config: ConfigDict, given: frozenset[str]) -> None:
-    """Drop the buckets of the config file that a limit of the command line leaves no room for, with a note."""
+    """Drop buckets of the config file that a lower limit of the command line excludes, with a note."""
     for role in ROLES:
         for name, limit in BUCKETS.items():
             if f"{role}.{limit}" not in given or f"{role}.{name}" in given:
@@ -174,8 +169,8 @@ def parse_command_line(
 ) -> tuple[ConfigDict, Path]:
     """`--config=FILE[:arg] --config.key=value ... --workdir=DIR` -> (validated config, workdir).
 
-    Ends the process after --help, which shows `doc`, after --print-config, and with a line for each of a user's
-    mistakes. In `default_workdir`, NAME stands for the name of the config. `choices`: see `Parser.add_config`.
+    Ends the process after --help, which shows `doc`, after --print-config, and with a line for each mistake. NAME in
+    `default_workdir` is the name of the config.
     """
     parser = Parser(command, doc, usage="%(prog)s --config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]")
     parser.add_config(choices)

@@ -1,13 +1,9 @@
 """Config files: the path of one, or a shipped config's name in, the ConfigDict of its `get_config` out.
 
-A config file is Python with a function `get_config(argument)`. Arguments that this takes by name only are options of
-the command line: with `def get_config(argument="", *, model)`, the command needs --model=VALUE, and says what that is
-where the argument is `model: Annotated[str, "a folder"]`. A file may also have a function `complete(config, given)`,
-which is called after the command line's --config.key=value are applied, and sets whatever follows from other settings;
-`given` are the keys that the command line has set.
-
-Anything can go wrong in Python, and every mistake becomes one line. The config.json that a run keeps in its workdir can
-be given instead, to repeat that run. Stage: the start of every command that takes --config.
+A config file is Python with a function `get_config(argument)`. With `def get_config(argument="", *, model)` the command
+needs --model=VALUE; `model: Annotated[str, "a folder"]` says what that is. A function `complete(config, given)` in the
+file is called after --config.key=value, to set what follows from other settings; `given` are the keys of the command
+line. Every mistake in the file becomes one line. The config.json in a workdir serves as well, to repeat that run.
 """
 
 import contextlib
@@ -40,14 +36,11 @@ class ConfigFile(NamedTuple):
     meanings: Mapping[str, str] = {}  # of those taken by name: the text in typing.Annotated[str, "text"]
 
     def make(self, argument: str = "", arguments: Mapping[str, str | None] | None = None) -> ConfigDict:
-        """The result of `get_config`; it has the keys and types of `default_config`.
+        """The result of `get_config`, with the keys and types of `default_config`. Raises ValueError.
 
         Args:
             argument: its first argument.
             arguments: those that it takes by name.
-
-        Raises:
-            ValueError: get_config takes other arguments, or failed, or its result is no complete configuration.
         """
         given, mistakes = arguments or {}, Mistakes()
         for name, value in given.items():
@@ -71,14 +64,8 @@ class ConfigFile(NamedTuple):
         return config
 
     def completed(self, config: ConfigDict, given: frozenset[str] = frozenset()) -> ConfigDict:
-        """The configuration, after the file's `complete` has set what follows from the rest of it, if it has one.
-
-        Args:
-            given: names of keys that the command line has set, which `complete` leaves alone.
-
-        Raises:
-            ValueError: as `complete` raises it, about settings; or it failed otherwise.
-        """
+        """The configuration after the file's `complete`, if it has one, which leaves the `given` keys alone. Raises
+        ValueError."""
         if self.complete is None:
             return config
         with _executed(self.path, told=ValueError):
@@ -99,13 +86,10 @@ class ConfigFile(NamedTuple):
 
 
 def load_shipped(name: str, argument: str = "", **arguments: str) -> ConfigDict:
-    """The configuration of a shipped config, for a config file of one's own to change and return.
+    """The configuration of a shipped config, for another config file to change and return. Raises ValueError.
 
         config = load_shipped("last_letter")
         config.rl.generator_steps = 100
-
-    Raises:
-        ValueError: no shipped config has this name; the message lists those there are. Or it takes other arguments.
     """
     opened = open_config(str(_shipped_file(name)))
     return opened.completed(opened.make(argument, arguments))
@@ -122,14 +106,7 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def open_config(file: str) -> ConfigFile:
-    """Run a config file.
-
-    Args:
-        file: the path of a Python file, the config.json of a run, or the name of a shipped config.
-
-    Raises:
-        ValueError: no such file or name, or a mistake in the file (with its line).
-    """
+    """Run a Python file, the config.json of a run, or a shipped config by its name. Raises ValueError."""
     if file.endswith(".json"):
         stored = stored_config(file)
         return ConfigFile(file, lambda _: stored, None, {})
@@ -156,16 +133,10 @@ def open_config(file: str) -> ConfigFile:
 
 @contextlib.contextmanager
 def _executed(file: str, told: type[Exception] | tuple = ()) -> Iterator[None]:
-    """Execute code of a config file in the block.
+    """Execute code of a config file in the block. Raises ValueError where it fails; errors of the types `told` pass.
 
-    It may replace nothing in this package: no record of the run would show it, and the workers of an experiment would
-    not have it. What a module has gained, or a class, is not noticed.
-
-    Args:
-        told: the errors that are passed on as they are.
-
-    Raises:
-        ValueError: the code has raised an error, or replaced a function, a constant or an entry of a table.
+    It may replace no function, constant or table entry of this package: no record of the run would show it, and the
+    workers of an experiment would not have it.
     """
     before = _contents()
     try:
@@ -190,11 +161,7 @@ def _contents() -> dict[str, Any]:
 
 
 def stored_config(file: str) -> ConfigDict:
-    """The settings that a run keeps in its workdir as config.json; keys that it does not have are at their defaults.
-
-    Raises:
-        ValueError: no such file, or it holds something else than settings.
-    """
+    """The settings in a run's config.json; keys that it does not have are at their defaults. Raises ValueError."""
     path = local_path("--config", file)
     require(os.path.exists(path), _no_config(file))
     settings = read_settings(path)
@@ -205,12 +172,9 @@ def stored_config(file: str) -> ConfigDict:
 
 
 def with_settings(config: ConfigDict, settings: Mapping[str, Any]) -> ConfigDict:
-    """A copy of the configuration with other values of some keys, {"rl.gamma": 0.5, ...}.
+    """A copy of the configuration with other values of some keys, {"rl.gamma": 0.5, ...}. Raises ValueError.
 
-    As with --config.key=value, a list serves as a tuple, and a whole number as a float, where the default is one.
-
-    Raises:
-        ValueError: there is no such key, or its default is of another type.
+    A list serves as a tuple, and a whole number as a float, where the default is one.
     """
     config, known = config.copy_and_resolve_references(), flatten(default_config())
     for key, value in settings.items():

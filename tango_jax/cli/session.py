@@ -19,12 +19,8 @@ from tango_jax.runtime.process import set_allocator, use_compile_cache
 
 
 def configure(config: ConfigDict) -> str:
-    """Call before the first array is made. Returns a warning, or an empty text.
-
-    Raises:
-        ValueError: what the environment says of other processes is incomplete, or jax finds no device.
-    """
-    hosts.connect(config.distributed)
+    """Call before the first array is made. Returns a warning, or "". Raises ValueError, see hosts.connect."""
+    hosts.connect()
     hosts.check_devices()
     if jax.default_backend() == "cpu":
         if hosts.is_alone() and "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
@@ -55,12 +51,8 @@ def _one_cache_warning(console: Console) -> Iterator[None]:
 
 @contextlib.contextmanager
 def configured(config: ConfigDict, console: Console | None = None) -> Iterator[Console]:
-    """Call `configure`, log its warning, and yield a console: the one given, or one in which the first process prints.
-    During long steps it says what they are at.
-
-    Raises:
-        ValueError: see `configure`.
-    """
+    """Call `configure`, log its warning, and yield a console: the one given, or one in which the first process
+    prints."""
     warning = configure(config)
     console = console or Console(enabled=hosts.is_first())
     if warning:
@@ -71,11 +63,10 @@ def configured(config: ConfigDict, console: Console | None = None) -> Iterator[C
 
 @contextlib.contextmanager
 def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
-    """Everything around the work of a command that resumes: settings of the process, and how it ends.
+    """Everything around the work of a command that resumes.
 
-    Exit codes: those of failures.py for a mistake of the user's, for what the machine lacks, both in one line, and for
-    Ctrl-C; hosts.PREEMPTED and hosts.PEER_LOST where it should be started again. An error of this program's own keeps
-    its traceback.
+    Exit codes: those of failures.py for mistakes, for what the machine lacks and for Ctrl-C, each with one line;
+    hosts.PREEMPTED and hosts.PEER_LOST where it should be started again. A bug keeps its traceback.
     """
     console = Console(enabled=False)
     termination.watch()
@@ -119,10 +110,7 @@ def _describe_lost_peer(error: Exception, doing: str, workdir: Path) -> str:
 
 
 def _is_lost_peer(error: Exception) -> bool:
-    """Whether another process may have caused the error by ending.
-
-    Running out of memory and wrong arguments are this process's own doing, and a restart would only repeat them.
-    """
+    """Whether another process may have caused the error by ending. A restart would only repeat what this one did."""
     own = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")
     return isinstance(error, jax.errors.JaxRuntimeError) and not str(error).startswith(own)
 

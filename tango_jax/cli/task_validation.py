@@ -3,8 +3,7 @@
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
-from tango_jax.data.problem_sets import BENCHMARKS, detected_format, load_task_problems
-from tango_jax.data.row_formats import ROW_FORMATS
+from tango_jax.data.problem_sets import BENCHMARKS, detected_format, load_problems
 from tango_jax.data.rows import HUB_PREFIX, check_hub_id
 from tango_jax.method.load import Method
 from tango_jax.rl.packing import sft_pack_shape
@@ -16,7 +15,7 @@ from tango_jax.tasks.sizes import SPLITS, describe_sizes, size_ranges
 from tango_jax.tasks.tagged_examples import read_stage_one
 from tango_jax.tasks.user_task import load_user_task
 
-FILE_KEYS = ("train", "test", "stage_one", "row_format")  # of task; for problems from files
+FILE_KEYS = ("train", "test", "stage_one")  # of task; for problems from files
 # Settings that the lengths of synthetic problems are compared with.
 LENGTHS = tuple(f"{role}.{name}" for role in ROLES for name in ("max_", "pack_length", "sft.pack_length"))
 
@@ -56,16 +55,15 @@ def _check_math(config: ConfigDict, mistakes: Mistakes, method: Method | None) -
                               ("a curriculum", method and "curriculum" in method.streams)):  # fmt: skip
         mistakes.require(not is_needed, f"arm={config.arm} needs a task with {needed}; task.name=math has none: choose "
                          f"another arm, or task.name={' or '.join(SYNTHETIC)}")
-    is_format = not task.row_format or mistakes.one_of("task.row_format", task.row_format, ROW_FORMATS)
     if task.stage_one or not task.test:
         mistakes.require(task.validation >= 1, f"task.validation={task.validation} must be at least 1")
     mistakes.require(bool(task.train),
                      f"task.train is empty: name a problem file, a hub id or one of {', '.join(BENCHMARKS)}")
-    if is_format and task.train:
+    if task.train:
         _check_count(config, mistakes)
-    if is_format and task.test:
+    if task.test:
         with mistakes.collected("task.test: "):
-            _count_problems(task.test, task.row_format)
+            _count_problems(task.test)
     if task.stage_one == "gsm8k":
         with mistakes.collected():
             _check_worked_answers(task)
@@ -79,20 +77,20 @@ def _check_count(config: ConfigDict, mistakes: Mistakes) -> None:
     aside = task.validation * ((task.stage_one == "gsm8k") + (not task.test))
     wanted, count = config.rl.prompts_per_step + aside, None
     with mistakes.collected("task.train: "):
-        count = _count_problems(task.train, task.row_format)
+        count = _count_problems(task.train)
     mistakes.require(count is None or count >= wanted, f"task.train={task.train} has {count} problems; a batch takes "
                      f"rl.prompts_per_step={config.rl.prompts_per_step}, and {aside} are set aside (task.validation): "
                      "lower them, or give more problems")
 
 
-def _count_problems(source: str, row_format: str) -> int | None:
+def _count_problems(source: str) -> int | None:
     """Problems of a local file; None for what the hub holds. Raises ValueError."""
     if source in BENCHMARKS:
         return None
     if source.startswith(HUB_PREFIX):
         check_hub_id(source)
         return None
-    return len(load_task_problems(source, row_format).problems)
+    return len(load_problems(source).problems)
 
 
 def _check_worked_answers(task: ConfigDict) -> None:
@@ -100,7 +98,7 @@ def _check_worked_answers(task: ConfigDict) -> None:
     if task.train in BENCHMARKS or task.train.startswith(HUB_PREFIX) or not task.train:
         return
     try:
-        found = task.row_format or detected_format(task.train)
+        found = detected_format(task.train)
     except ValueError:
         return  # noted already
     if found != "gsm8k":

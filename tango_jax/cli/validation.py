@@ -19,7 +19,7 @@ from tango_jax.weights.source import fields_of, kind_of, sized_model
 
 # Numbers of a role that its lengths and batches are worked out from.
 SIZES = (
-    "max_", "prompt_buckets", "cache_buckets", "row_buckets", "pack_length", "model.max_position", "loss.minibatches",
+    "max_", "prompt_buckets", "cache_buckets", "row_buckets", "pack_length", "loss.minibatches",
 )  # fmt: skip
 
 
@@ -105,9 +105,6 @@ def _check_generate(generate: ConfigDict, teacher: ConfigDict, mistakes: Mistake
         f"generator.row_buckets={rows} ends in no multiple of generate.samples={generate.samples}: "
         "choose one, as samples of a prompt share its cache and stay in one batch",
     )
-    best = generate.keep.best
-    mistakes.require(best <= generate.samples, f"generate.keep.best={best} is more than generate.samples="
-                     f"{generate.samples} solutions of a problem: lower it, or set it to 0 for all")
 
 
 def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
@@ -184,10 +181,8 @@ def _check_role(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistake
         if not mistakes.is_about("rl.samples_per_prompt", "rl.prompts_per_step"):
             _check_rows(role, config, rl, mistakes)
     _check_int8(role, config, mistakes)
-    _check_schedule(f"{role}.optimizer", config.optimizer, mistakes, is_stage_one=False)
     mistakes.require(role == "verifier" or config.sft.start != "generator",
                      f"{role}.sft.start=generator: only the verifier's stage 1 can continue from the generator's")
-    _check_schedule(f"{role}.sft.optimizer", config.sft.optimizer, mistakes, is_stage_one=True)
 
 
 def _check_model(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
@@ -238,25 +233,11 @@ def _check_lengths(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
             all(a < b for a, b in zip(buckets, buckets[1:], strict=False)),
             f"{role}.{name}={tuple(config[name])} must ascend and stay below {last}={config[last]}",
         )
-    total = config.max_prompt + config.max_response
-    mistakes.require(  # of a checkpoint's own limit, `make_policy` knows
-        bool(config.checkpoint) or total <= config.model.max_position,
-        f"{role}: max_prompt {config.max_prompt} + max_response {config.max_response} = {total} exceeds "
-        f"{role}.model.max_position={config.model.max_position}",
+    mistakes.require(
+        pack_shape(config).row_length > config.max_response,
+        f"{role}.pack_length={config.pack_length} cannot hold a response of max_response={config.max_response} "
+        "and the prompt's last token: set it to 0 or raise it",
     )
-    if config.share_prompts:
-        mistakes.require(
-            pack_shape(config).row_length > config.max_response,
-            f"{role}.pack_length={config.pack_length} cannot hold a response of max_response={config.max_response} "
-            "and the prompt's last token: set it to 0 or raise it",
-        )
-    else:
-        mistakes.require(
-            pack_shape(config).row_length >= total,
-            f"{role}.pack_length={config.pack_length} cannot hold the longest sequence that a model may write, of "
-            f"max_prompt {config.max_prompt} + max_response {config.max_response} = {total} tokens: set it to 0 or "
-            "raise it",
-        )
 
 
 def _check_rows(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistakes) -> None:
@@ -292,13 +273,4 @@ def _check_int8(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
             not config.model[name],
             f"{role}.model.{name}={config.model[name]} makes the sampler's log-probs differ from the trainer's, and "
             f"{role}.loss.importance_cap=0 corrects for nothing: set it to 2, or leave {name} empty",
-        )
-
-
-def _check_schedule(name: str, optimizer: ConfigDict, mistakes: Mistakes, is_stage_one: bool) -> None:
-    if optimizer.schedule == "cosine" and not (is_stage_one and optimizer.decay_steps == 0):
-        mistakes.require(
-            mistakes.is_about(f"{name}.") or optimizer.decay_steps > optimizer.warmup_steps,
-            f"{name}.decay_steps={optimizer.decay_steps} must be above {name}.warmup_steps={optimizer.warmup_steps}: "
-            "with schedule=cosine the learning rate is zero from there on",
         )

@@ -7,7 +7,7 @@ before the first turn. `tasks/splits.py` then splits them and defines the order 
 from pathlib import Path
 from typing import NamedTuple
 
-from tango_jax.data.row_formats import ROW_FORMATS, RowError, detect_format, has_system_turn, to_problem
+from tango_jax.data.row_formats import ROW_FORMATS, detect_format, has_system_turn, to_problem
 from tango_jax.data.rows import read_rows
 from tango_jax.records import Problem
 
@@ -45,10 +45,10 @@ class ProblemSet(NamedTuple):
     num_system: int = 0  # rows with a system turn, which is left out
 
 
-def resolve(source: str | Path, row_format: str | None = None) -> tuple[str | Path, str | None]:
-    """Replace a name in BENCHMARKS by its hub id and, unless one is given, its row format; return others unchanged."""
+def resolve(source: str | Path) -> tuple[str | Path, str | None]:
+    """The hub id and row format of a name in BENCHMARKS; the format of other sources is not known yet."""
     benchmark = BENCHMARKS.get(str(source))
-    return (source, row_format) if benchmark is None else (benchmark.source, row_format or benchmark.row_format)
+    return (source, None) if benchmark is None else (benchmark.source, benchmark.row_format)
 
 
 def load_problems(source: str | Path, row_format: str | None = None) -> ProblemSet:
@@ -60,11 +60,9 @@ def load_problems(source: str | Path, row_format: str | None = None) -> ProblemS
     Raises:
         ValueError: the source is missing, or a row is invalid; the message names file, line, keys found and wanted.
     """
-    source, row_format = resolve(source, row_format)
-    if row_format is not None and row_format not in ROW_FORMATS:
-        raise ValueError(f"unknown row format {row_format!r}; use one of {', '.join(ROW_FORMATS)}")
+    source, known = resolve(source)
     rows = read_rows(source)
-    row_format = row_format or detect_format(rows[0].fields)
+    row_format = row_format or known or detect_format(rows[0].fields)
     read = [(row, problem) for row in rows if (problem := to_problem(row, row_format)) is not None]
     problems = [problem for _, problem in read]
     if ROW_FORMATS[row_format].has_repeats:
@@ -73,22 +71,6 @@ def load_problems(source: str | Path, row_format: str | None = None) -> ProblemS
         raise ValueError(f"{source}: none of its {len(rows)} rows is a problem in the format {row_format}")
     num_system = sum(has_system_turn(row.fields) for row, _ in read) if row_format == "verl" else 0
     return ProblemSet(tuple(problems), ROW_FORMATS[row_format].grade_kind, len(rows) - len(problems), num_system)
-
-
-def load_task_problems(source: str, row_format: str = "") -> ProblemSet:
-    """Load the problems of `task.train` or `task.test`, whose rows have the format `task.row_format`.
-
-    Raises:
-        ValueError: as `load_problems`; about a row that does not have the format, it names the setting.
-    """
-    try:
-        return load_problems(source, row_format or None)
-    except RowError as error:
-        if row_format:
-            mend = f"task.row_format={row_format} sets the format: leave it empty to detect it, or choose"
-        else:
-            mend = f"the first row tells the format {error.row_format}: if it is another, set task.row_format to"
-        raise ValueError(f"{error}; {mend} one of {', '.join(ROW_FORMATS)}") from error
 
 
 def detected_format(source: str) -> str:

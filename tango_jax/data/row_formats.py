@@ -37,19 +37,11 @@ class RowFormat(NamedTuple):
     has_repeats: bool = False  # whether files contain each problem once per style of instruction
 
 
-class RowError(ValueError):
-    """A row that does not have the format in which it is read."""
-
-    def __init__(self, message: str, row_format: str):
-        super().__init__(message)
-        self.row_format = row_format
-
-
 def to_problem(row: Row, row_format: str) -> Problem | None:
     """Return the problem of a row, or None for a row of another task (such as code in a file with mathematics).
 
     Raises:
-        RowError: a field is missing or invalid; the message names file, line, the keys found and those wanted.
+        ValueError: a field is missing or invalid; the message names file, line, the keys found and those wanted.
     """
     chosen = ROW_FORMATS[row_format]
     try:
@@ -60,8 +52,8 @@ def to_problem(row: Row, row_format: str) -> Problem | None:
             encodable("answer", content[1])
     except BadRow as error:
         found = ", ".join(map(str, row.fields)) or "none"
-        message = f"{row.where}: {error}; keys found: {found}; keys wanted: {chosen.wanted}"
-        raise RowError(message, row_format) from error
+        raise ValueError(f"{row.where}: {error}; keys found: {found}; keys wanted of a row in the format {row_format}: "
+                         f"{chosen.wanted}") from error
     return None if content is None else Problem(row.id, *content)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from tango_jax.data.problem_sets import question_key
 from tango_jax.grading import parse_solution
@@ -22,6 +21,7 @@ from tango_jax.runtime.keys import MAX_SAMPLES
 
 MAX_PROBLEMS = 2**31 // MAX_SAMPLES  # the number of a row is an int32
 FILES = ("train.parquet", "validation.parquet")
+VALIDATION_SHARE = 0.02  # of questions, on which stage 1 measures its loss
 _SPLIT_STREAM = 2
 
 
@@ -83,40 +83,17 @@ def read_part(path: Path, problems: Sequence[tuple[int, Problem]], samples: int)
     return rows
 
 
-def keep_rows(rows: Sequence[TeacherRow], keep: ConfigDict) -> Kept:
+def keep_rows(rows: Sequence[TeacherRow]) -> Kept:
     """Select the rows worth imitating, in order.
 
     A response that was truncated, or that has no steps or no boxed answer, is never kept: stage 1 could not read it.
     """
-    counts = dict.fromkeys(("truncated", "untagged", "by_format", "by_correctness", "not_the_best"), 0)
-    left: dict[int, list[TeacherRow]] = {}
-    for row in rows:
-        reason = _drop_reason(row, keep)
-        if reason:
-            counts[reason] += 1
-        else:
-            left.setdefault(row.number, []).append(row)
-    kept = []
-    for group in left.values():
-        ranked = sorted(group, key=lambda row: (not row.is_correct, -row.format_score, row.sample))
-        best = ranked[: keep.best or None]
-        counts["not_the_best"] += len(group) - len(best)
-        kept += sorted(best, key=lambda row: row.sample)
-    return Kept(kept, counts)
+    whole = [row for row in rows if not row.is_truncated]
+    kept = [row for row in whole if (parsed := parse_solution(row.solution)).steps and parsed.answer is not None]
+    return Kept(kept, {"truncated": len(rows) - len(whole), "untagged": len(whole) - len(kept)})
 
 
-def _drop_reason(row: TeacherRow, keep: ConfigDict) -> str | None:
-    if row.is_truncated:
-        return "truncated"
-    parsed = parse_solution(row.solution)
-    if not parsed.steps or parsed.answer is None:
-        return "untagged"
-    if row.format_score < keep.min_format:
-        return "by_format"
-    return "by_correctness" if keep.only_correct and not row.is_correct else None
-
-
-def validation_questions(problems: Sequence[Problem], share: float, seed: int) -> frozenset[str]:
+def validation_questions(problems: Sequence[Problem], seed: int) -> frozenset[str]:
     """Return the `question_key` of the questions that are held out.
 
     They are drawn before any filtering, so that no filter moves a problem to the other file. A question that occurs
@@ -124,7 +101,7 @@ def validation_questions(problems: Sequence[Problem], share: float, seed: int) -
     """
     questions = list(dict.fromkeys(question_key(problem.question) for problem in problems))
     order = np.random.default_rng((seed, _SPLIT_STREAM)).permutation(len(questions))
-    return frozenset(questions[index] for index in order[: round(share * len(questions))])
+    return frozenset(questions[index] for index in order[: round(VALIDATION_SHARE * len(questions))])
 
 
 def write_files(workdir: Path, rows: Sequence[TeacherRow], validation: frozenset[str]) -> tuple[int, int]:

@@ -48,7 +48,7 @@ _SAMPLED = SAMPLED_TEMPERATURE._replace(
     why=": the greedy attempt is made without being asked for, and one vote is greedy"
 )
 _JUDGED_SETS = ("processbench", *GROUPS["processbench"], *SYNTHETIC_STEPS)  # that need no solver
-MAY_CHANGE = ("out", "rows", "distributed", "decode_tensor")  # settings that a resumed evaluation may change
+MAY_CHANGE = ("out", "rows", "decode_tensor")  # settings that a resumed evaluation may change
 _NO_LIMIT = 1 << 30
 
 
@@ -92,7 +92,6 @@ class Settings:
     shard: int = _option(64, "problems done at once: what an interruption costs", COUNT)
     rows: int = _option(64, "responses decoded at once; limited by memory", COUNT)
     decode_tensor: int = _option(1, "devices of a process that share the weights", COUNT)
-    distributed: bool = _option(False, "ask SLURM, Cloud TPU or GKE who else is there")
 
     @property
     def judge(self) -> str:
@@ -299,7 +298,6 @@ def _introduction(settings: Settings, results: Sequence[SetResult]) -> str:
 def process_config(settings: Settings) -> ConfigDict:
     """The settings of the process, for `cli.session`."""
     config = default_config().copy_and_resolve_references()
-    config.distributed.enabled = settings.distributed
     config.generator.checkpoint = settings.judge
     return config
 

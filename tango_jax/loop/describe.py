@@ -55,7 +55,7 @@ def describe_run(
         console.log(f"answers are graded by {config.task.grader}")
     usual = {
         "generator": f"{rl.outcome_weight:g} x grade + {rl.format_weight:g} x format score",
-        "verifier": f"{rl.correctness_weight:g} x agreement with the grade + {rl.gamma:g} x format score",
+        "verifier": f"agreement with the grade + {rl.gamma:g} x format score",
     }
     if policies["verifier"].is_shared:
         console.log("one policy has both roles: each role's learning rate follows its own schedule, which counts the "

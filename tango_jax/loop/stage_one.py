@@ -286,8 +286,7 @@ def _breakdown(run: SftRun, step: int, what: str) -> FloatingPointError:
     kept = "there is no earlier checkpoint" if last is None else f"the last checkpoint is of step {last}"
     return FloatingPointError(
         f"step {step} of the {role}'s stage 1 {what}; it is not saved, and {kept}. Resuming would repeat it: choose a "
-        f"new --workdir and lower {role}.sft.optimizer.lr={sft.optimizer.lr:g} or "
-        f"{role}.sft.optimizer.clip_norm={sft.optimizer.clip_norm:g}"
+        f"new --workdir and lower {role}.sft.optimizer.lr={sft.optimizer.lr:g}"
     )
 
 

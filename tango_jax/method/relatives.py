@@ -21,6 +21,8 @@ from tango_jax.text.prompts import INFORMED, SECOND_JUDGEMENT, SECOND_TRY
 
 # One token counts at most this much, in nats: the log-ratio of a token that the teacher would never say has no bound.
 MAX_NATS = 5.0
+# Weight of what a second try improves in its reward, and of imitating the informed verifier.
+IMPROVEMENT_WEIGHT, TEACHER_WEIGHT = 0.5, 0.5
 
 
 def solve_twice(t: Turn) -> Lesson:
@@ -46,7 +48,7 @@ def solve_twice(t: Turn) -> Lesson:
 def second_try_reward(t: Turn, tries: Responses) -> Rewards:
     """The generator's reward of both tries: as in `rewards.graded`, and for the second one also the improvement,
 
-        r_2 = outcome(y_2) + improvement_weight (right(y_2) - right(y_1))
+        r_2 = outcome(y_2) + IMPROVEMENT_WEIGHT (right(y_2) - right(y_1))
 
     after PAG (arXiv 2506.10406), whose tries are rewarded each alone, with a bonus. The metrics are of first tries.
     """
@@ -56,8 +58,8 @@ def second_try_reward(t: Turn, tries: Responses) -> Rewards:
         return both._replace(metrics=metrics)
     gain_B = np.array([0.0 if one.after is None else float(one.is_right) - float(one.after.of.is_right)
                        for one in tries], np.float32)  # fmt: skip
-    reward_B = (both.reward_B + t.rl.improvement_weight * gain_B).astype(np.float32)
-    return Rewards(reward_B, metrics, (*both.terms, Term("improvement", t.rl.improvement_weight, gain_B)))
+    reward_B = (both.reward_B + IMPROVEMENT_WEIGHT * gain_B).astype(np.float32)
+    return Rewards(reward_B, metrics, (*both.terms, Term("improvement", IMPROVEMENT_WEIGHT, gain_B)))
 
 
 def second_try_metrics(first: Sequence[Solution], second: Sequence[Solution]) -> dict[str, float]:
@@ -145,7 +147,7 @@ def judge_informed(t: Turn) -> Lesson:
     """The verifier also imitates its initial self with the gold answer in the prompt (self-trained verification, arXiv
     2605.30290), token by token on its own samples (on-policy self-distillation, arXiv 2601.18734):
 
-        A_t = A_t(verdict) + teacher_weight clip(log p_0(y_t | answer shown) - log p(y_t), -c, c)
+        A_t = A_t(verdict) + TEACHER_WEIGHT clip(log p_0(y_t | answer shown) - log p(y_t), -c, c)
 
     with c = MAX_NATS and p_0 the reference policy, the verifier at the start of reinforcement learning: the policy
     gradient of each next token's reverse KL to the teacher, clipped; what a token does to the KL of later ones is left
@@ -167,7 +169,7 @@ def judge_informed(t: Turn) -> Lesson:
         "verifier/teacher_objects": float((log_ratio_BT < -1.0).sum() / num_actions),
         "verifier/teacher_silent": float(1.0 - is_known_BT.sum() / num_actions),  # no room for the solution
     }
-    terms = dict(lesson.terms) | {"what the informed verifier would rather say": (t.rl.teacher_weight, log_ratio_BT)}
+    terms = dict(lesson.terms) | {"what the informed verifier would rather say": (TEACHER_WEIGHT, log_ratio_BT)}
     return dataclasses.replace(lesson, terms=terms, metrics=metrics)
 
 
@@ -184,7 +186,7 @@ def judge_and_be_judged(t: Turn) -> Lesson:
 
 
 def twice_judged_reward(t: Turn, judged: Responses, rated: Responses) -> Rewards:
-    """correctness_weight x format x correctness x quality (DeepSeekMath-V2, arXiv 2511.22570).
+    """format x correctness x quality (DeepSeekMath-V2, arXiv 2511.22570).
 
     The quality of a verification is the share of its remarks that the second judgement accepts, and 0 where that does
     not judge each of them. There a meta-verifier is trained on ratings by people; here the verifier judges its own
@@ -201,5 +203,5 @@ def twice_judged_reward(t: Turn, judged: Responses, rated: Responses) -> Rewards
     }  # fmt: skip
     if 0 < is_right_B.sum() < len(is_right_B):  # by how much better verifications with a right verdict are rated
         metrics["second_judgement/separation"] = quality_B[is_right_B].mean() - quality_B[~is_right_B].mean()
-    terms = (Term("format x agreement with the grade x quality", t.rl.correctness_weight, product_B),)
-    return Rewards(t.rl.correctness_weight * product_B, metrics, terms)
+    terms = (Term("format x agreement with the grade x quality", 1.0, product_B),)
+    return Rewards(product_B, metrics, terms)

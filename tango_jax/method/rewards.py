@@ -48,11 +48,11 @@ def verdict_reward(judged: Responses, rl: ConfigDict) -> Rewards:
     is_right_B, is_correct_B = right_B(judged.owners), np.array([solution.is_correct for solution in judged.owners])
     format_B = np.array([verification.format_score for verification in judged])
     verdicts = [verification.verdict for verification in judged]
-    reward_B, agrees_B = verifier_reward_B(verdicts, is_right_B, format_B, rl.gamma, rl.correctness_weight)
-    _, correctness_B = verifier_reward_B(verdicts, is_correct_B, format_B, rl.gamma, rl.correctness_weight)
+    reward_B, agrees_B = verifier_reward_B(verdicts, is_right_B, format_B, rl.gamma)
+    _, correctness_B = verifier_reward_B(verdicts, is_correct_B, format_B, rl.gamma)
     metrics = {"verifier/reward/correctness": correctness_B.mean(), "verifier/reward/format": format_B.mean()}
     has_labels = any(solution.label is not None for solution in judged.owners)
-    terms = (Term(f"agreement with the {'label' if has_labels else 'grade'}", rl.correctness_weight, agrees_B),
+    terms = (Term(f"agreement with the {'label' if has_labels else 'grade'}", 1.0, agrees_B),
              Term("format score", rl.gamma, format_B.astype(np.float32)))  # fmt: skip
     return Rewards(reward_B, metrics, terms)
 

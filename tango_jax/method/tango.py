@@ -8,6 +8,8 @@ from tango_jax.records import Lesson, Problem, Responses, Rewards
 from tango_jax.rl.advantages import average_over_verifications, class_weights_B, update_label_counts
 from tango_jax.rl.schedule import alpha_of
 
+LABEL_COUNT_DECAY = 0.8  # of the moving average of correct and incorrect solutions
+
 
 def solve(t: Turn) -> Lesson:
     """The generator's turn. It is rewarded for right answers, and for steps that the verifier approves:
@@ -39,7 +41,7 @@ def class_balanced(t: Turn, judged: Responses, reward: Rewards) -> Lesson:
     """What the verifier learns from rewarded verifications. Classes are counted over those that it is trained on,
     since the weights are theirs."""
     is_right_B = right_B(judged.owners)
-    counts = update_label_counts(np.array(t.memory.label_counts), is_right_B, t.rl.label_count_decay)
+    counts = update_label_counts(np.array(t.memory.label_counts), is_right_B, LABEL_COUNT_DECAY)
     # A weight of advantages, not of rewards: all verifications in a group judge solutions of one class, and dividing by
     # the group's deviation would take the weight out again.
     weight_B = class_weights_B(counts, is_right_B)

@@ -1,20 +1,17 @@
-"""Attention of one new token per row by kernels that read only that part of the cache which is there.
+"""Attention of one new token per row by kernels that read only the filled part of the cache.
 
-In: a row's query, key and value, the cache in two parts (cache.py), and how much of each part is there. Out: what
-`cache.make_decode_attention` gives, to rounding. Stage: every layer of a decode step, if ModelConfig.decode_attention
-is not xla.
+In: a row's query, key and value, the cache in two parts (cache.py), and the length of each. Out: what
+`cache.make_decode_attention` gives, to rounding.
 
     xla      `cache.make_decode_attention`: any platform; reads both buckets whole
     cudnn    NVIDIA GPUs
     paged    TPUs (paged.py)
 
-Prefix and suffix are attended apart, as only the prefix is shared by the samples of a prompt, and `merge_parts` makes
-of both what one softmax over all columns gives. Keys lie as values do, [.., K, S, E], which both kernels take.
+Prefix and suffix are attended apart, since the samples of a prompt share the prefix; `merge_parts` joins them. Keys lie
+as values do, [.., K, S, E].
 
-A length tells neither kernel where a window begins, so that models of which some layers have one use xla. And it tells
-what a row may see only if its new tokens are in the columns from 0 on. So they are in batches that follow each other
-(`cache_tokens` = 0): rows that are still alive have begun together. With a budget of cached tokens, a row begins in any
-column of the ring and may pass its end, which neither kernel can be told. There xla is used.
+The kernels know lengths alone. So models with windows use xla, and so does sampling with `cache_tokens`, where a row
+may begin in any column of the ring.
 """
 
 import math
@@ -47,15 +44,13 @@ def resolve_decode_attention(
     """What ModelConfig.decode_attention = `name` stands for: xla, cudnn or paged. Looks at no device.
 
     Args:
-        platform: cpu, gpu or tpu, as jax names it.
-        buckets: of prompts and of the cache of new tokens, all of them.
-        cache_tokens: the sampler's budget; 0: none.
-        capability: compute capability of an NVIDIA GPU, 8.0 for an A100; None: none.
-        cache_dtype: of keys and values, if it is not compute_dtype.
-        window: tokens that a query of some layers sees; 0: every layer sees all.
+        platform: cpu, gpu or tpu.
+        buckets: of prompts and of the cache, all of them.
+        capability: compute capability of an NVIDIA GPU, such as 8.0.
+        window: tokens that a query of some layers sees; 0: all.
 
     Raises:
-        ValueError: an implementation is asked for by name and cannot run there.
+        ValueError: the named implementation cannot run there.
     """
     is_auto = name == "auto"
     if is_auto:
@@ -120,17 +115,12 @@ def merge_parts(
 ) -> jax.Array:
     """Attention over the keys of two parts from attention over each: float32 of the shape of `first_out`, [.., E].
 
-    With a part's scores s_i, values v_i, lse = log sum exp(s_i) and out = sum exp(s_i - lse) v_i, both together give
+    With lse = log sum exp(s_i) over a part's scaled scores s_i (section 3.1.1 of FlashAttention-2, arXiv 2307.08691),
 
         out = (exp(lse_1) out_1 + exp(lse_2) out_2) / (exp(lse_1) + exp(lse_2))
 
-    which is a weight of sigmoid(lse_1 - lse_2) for the first: never an exponential of a large number (section 3.1.1 of
-    FlashAttention-2, arXiv 2307.08691). A part without keys has lse = -inf and weight 0, if its `out` is finite; two
-    such parts are averaged.
-
-    Args:
-        first_lse: [..], of the scores that the softmax saw: scaled, with the natural logarithm. Wants float32, since
-            its rounding is a relative error of the weights.
+    which is a weight of sigmoid(lse_1 - lse_2) for the first: never an exponential of a large number. A part without
+    keys has lse = -inf and weight 0; two such parts are averaged.
     """
     first_lse, second_lse = (lse.astype(jnp.float32)[..., None] for lse in (first_lse, second_lse))
     # Equal ones apart: -inf minus itself is NaN.

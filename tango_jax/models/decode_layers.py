@@ -21,15 +21,11 @@ def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
     """The decode layout: parameters in the compute dtype, layers as a tuple of L trees instead of one stacked tree.
 
     Slicing a stacked tree inside the decode loop would copy every weight at every token. With `join`, matrices that
-    read the same input are joined: with few rows, one wide product is quicker than two or three narrow ones. (Where
-    heads are split over devices, a joined matrix would have to be shuffled between them.)
+    read the same input are joined: with few rows, one wide product is quicker than two or three narrow ones.
 
     With `sample_weight_dtype` "int8" every matrix of a layer is int8, and `<name>_scale` has the scales of its outputs.
-    Embedding and head stay as they are: of the one a step reads a few rows, the other makes the log-probs themselves,
-    and a tied table is both.
-
-    Adapters in float32 on a base in float32 are merged into this copy, which costs no memory and saves a quarter of
-    the decode loop's compile time. In bfloat16 or int8 their part would be rounded away, and they stay beside the base.
+    Embedding and head stay as they are. Adapters in float32 on a float32 base are merged into this copy; in bfloat16 or
+    int8 their part would be rounded away, and they stay beside the base.
     """
     if config.lora and _merges(config):
         params, config = merge(config, params), dataclasses.replace(config, lora=None)

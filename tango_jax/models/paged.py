@@ -3,11 +3,9 @@
 In: queries of a key head, its keys and values, and how many columns of them are there. Out: attention over those, and
 the log-sum-exp of the scores. Stage: see decode_attention.py.
 
-The kernel reads pages of a row's cache one after the other, from wherever a table says that they are, up to the row's
-length; of pages beyond it nothing is read. Here each key head of each row is a row of the kernel, and its pages follow
-each other: the table counts from 0. `paged_attention`, which jax offers around the kernel, drops the maximum and the
-sum of the exponentials, without which two parts cannot be merged. So the call of the kernel is written out here, with
-the blocks and buffers that it has there, and for one of a chip's two cores, as there by default.
+The kernel reads the pages of a row's cache up to the row's length. Here each key head of each row is a row of the
+kernel, and its pages follow each other. jax's `paged_attention` drops the maximum and the sum of the exponentials,
+without which two parts cannot be merged; so the kernel's call is written out here.
 """
 
 import functools

@@ -1,10 +1,9 @@
 """Attention on TPUs by jax's splash kernel: packed rows, and packed rows that continue a prefix, with gradients.
 
-The kernel offers a mask that is fixed when it is built, and segment ids, which must be equal for a query to see a key.
-Equality cannot express that several segments of a row all see the row's prefix but not each other. The function that
-computes the mask block by block can: it is given one number per query, which with a prefix holds the first and the last
-token of the row that the query may see. Segment ids then only tell tokens from padding. The kernel still skips the
-blocks that causality rules out, and without a prefix those before a window.
+Segment ids of the kernel must be equal for a query to see a key, which cannot say that several segments all see the
+row's prefix. So the mask is computed block by block, from one number per query that holds the first and last token it
+may see; segment ids then only tell tokens from padding. The kernel skips the blocks that causality rules out, and
+without a prefix those before a window.
 
 Training runs under a `shard_map` that checks which values vary over which mesh axes (vma). The kernel does not declare
 that, so it runs without the check (`_without_vma_check`), with a gradient of its own.

@@ -49,7 +49,7 @@ def _training_changes(policy: SizedPolicy, stage: str) -> list[str]:
         changes.append(f"{role}.logp_chunk=512: the logits of 512 tokens exist at a time")
     if rows > 1:
         changes.append(f"{role}.{stage}rows_per_micro_batch={rows // 2}: half the activations")
-    if not stage and config.share_prompts and config.prompts_per_micro_batch > 1:
+    if not stage and config.prompts_per_micro_batch > 1:
         changes.append(f"{role}.prompts_per_micro_batch={config.prompts_per_micro_batch // 2}")
     if model.num_kv_heads % (2 * tensor) == 0 and policy.placement.local.size > tensor:
         changes.append(f"{role}.mesh.tensor={2 * tensor}: a layer's parameters and most activations are split")
@@ -69,5 +69,5 @@ def _sampling_changes(policy: SizedPolicy) -> list[str]:
         changes.append(f"{role}.row_buckets={rows}: decode batches of {rows[-1]} rows instead of "
                        f"{config.row_buckets[-1]}")
     if model.head_dtype == "float32" and model.compute_dtype != "float32":
-        changes.append(f"{role}.model.head_dtype={model.compute_dtype}: half the head, at some precision of log-probs")
+        changes.append(f"{role}.model.head_precision=bfloat16: half the head, at some precision of log-probs")
     return changes

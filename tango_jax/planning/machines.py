@@ -89,7 +89,7 @@ def planned_machine() -> Machine | None:
 
 def this_machine(config: ConfigDict) -> Machine:
     """The devices of the job; there must be at least one. Raises ValueError."""
-    hosts.connect(config.distributed)
+    hosts.connect()
     hosts.check_devices()
     backend = jax.default_backend()
     told = hosts.join_parts([(platform.node(), device_memory(), capability_of(jax.local_devices()[0]))])

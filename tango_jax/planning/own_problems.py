@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
-from tango_jax.data.problem_sets import load_task_problems, question_key
+from tango_jax.data.problem_sets import load_problems, question_key
 from tango_jax.method.load import load_method
 from tango_jax.method.turn import problems_of_a_draw
 from tango_jax.models.head_precision import LEAST_CAPABILITY
@@ -52,10 +52,10 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     problems: tuple[Problem, ...] = ()
     test: tuple[Problem, ...] = ()
     with mistakes.collected("task.train: "):
-        problems = load_task_problems(config.task.train, config.task.row_format).problems
+        problems = load_problems(config.task.train).problems
     if config.task.test:
         with mistakes.collected("task.test: "):
-            test = load_task_problems(config.task.test, config.task.row_format).problems
+            test = load_problems(config.task.test).problems
     if mistakes.messages:  # told before the tokenizers are read, which takes a while
         for checkpoint in dict.fromkeys(config[role].checkpoint for role in ROLES):
             with mistakes.collected():

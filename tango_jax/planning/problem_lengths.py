@@ -60,7 +60,7 @@ def usual_limit(counts: list[int]) -> int:
 
 def read_as(config: ConfigDict, tokenizer: Tokenizer) -> tuple[str, int]:
     """The row format, and the 99th percentile of the tokens of worked answers; 0 where the file has none."""
-    source, row_format = resolve(config.task.train, config.task.row_format or None)
+    source, row_format = resolve(config.task.train)
     rows = read_rows(source)
     row_format = row_format or detect_format(rows[0].fields)
     if row_format != "gsm8k":

@@ -8,18 +8,18 @@ import optax
 from ml_collections import ConfigDict
 
 ADAPTERS_LR = 10  # times that of all parameters
+# Decay of AdamW's moments. With an EPS of 0, a parameter that never had a gradient would become 0 / 0.
+B1, B2, EPS = 0.9, 0.999, 1e-8
 SCHEDULES = ("constant", "cosine")
 
 
-def learning_rate(config: ConfigDict) -> optax.Schedule:
-    """Linear warm-up over `warmup_steps`, then constant, or a cosine down to zero at `decay_steps`."""
-    warmup_steps = config.warmup_steps
-    if config.schedule == "cosine":
+def learning_rate(lr: float, warmup_steps: int, cosine_to: int = 0) -> optax.Schedule:
+    """Linear warm-up over `warmup_steps`, then constant, or a cosine down to zero at step `cosine_to`."""
+    if cosine_to:
         # Stage 1 may be shorter than its warm-up; optax requires at least one step of decay.
-        decay_steps = max(config.decay_steps, warmup_steps + 1)
-        return optax.warmup_cosine_decay_schedule(0.0, config.lr, warmup_steps, decay_steps)
+        return optax.warmup_cosine_decay_schedule(0.0, lr, warmup_steps, max(cosine_to, warmup_steps + 1))
     # With no steps optax would hold the initial value, 0.
-    return optax.warmup_constant_schedule(0.0 if warmup_steps else config.lr, config.lr, warmup_steps)
+    return optax.warmup_constant_schedule(0.0 if warmup_steps else lr, lr, warmup_steps)
 
 
 class RoleCounts(NamedTuple):
@@ -42,23 +42,21 @@ def scale_by_learning_rate_of(role: str, schedule: optax.Schedule) -> optax.Grad
 
 
 def make_optimizer(
-    config: ConfigDict, are_adapters: bool = False, shared_by: str = ""
+    config: ConfigDict, are_adapters: bool = False, shared_by: str = "", cosine_to: int = 0, b2: float = B2
 ) -> optax.GradientTransformation:
     """Clip to `clip_norm`, then AdamW. Moments are float32, like the parameters they belong to.
 
-    With `are_adapters`, the learning rate and the decay are those that the settings name for adapters. Where one policy
-    has both roles, `shared_by` is the role whose settings these are: its schedule counts its updates alone, as if there
-    were two policies, and the moments are those of all updates.
+    Adapters have a learning rate of their own and no weight decay. Where one policy has both roles, `shared_by` is the
+    role whose settings these are: its schedule counts its updates alone, as if there were two policies, and the moments
+    are those of all updates.
     """
-    if are_adapters:
-        config = config.copy_and_resolve_references()
-        config.lr, config.weight_decay = config.lora_lr or ADAPTERS_LR * config.lr, config.lora_weight_decay
-    schedule = learning_rate(config)
+    lr = (config.lora_lr or ADAPTERS_LR * config.lr) if are_adapters else config.lr
+    schedule = learning_rate(lr, config.warmup_steps, cosine_to)
     scale = scale_by_learning_rate_of(shared_by, schedule) if shared_by else optax.scale_by_learning_rate(schedule)
     # Decay acts on all parameters, norms and biases among them, as in verl; TRL's trainer leaves those two out.
     adamw = optax.chain(
-        optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps),
-        optax.add_decayed_weights(config.weight_decay),
+        optax.scale_by_adam(b1=B1, b2=b2, eps=EPS),
+        optax.add_decayed_weights(0.0 if are_adapters else config.weight_decay),
         scale,
     )
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)

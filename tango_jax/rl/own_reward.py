@@ -6,12 +6,8 @@ The setting `generator.reward` or `verifier.reward` names a function, as FILE.py
     verifier.reward     name(verification, solution) -> float
 
 `solution` is a `records.Solution`: problem, text, steps, `is_correct` (the grade), `format_score` and so on;
-`verification` is a `records.Verification` of it. The number is added to the role's usual reward. Each part of that has
-a weight, so the function takes its place with
-
-    rl.outcome_weight=0 rl.format_weight=0      for the generator
-    rl.correctness_weight=0 rl.gamma=0          for the verifier
-    rl.improvement_weight=0                     for second tries, beside the first two
+`verification` is a `records.Verification` of it. The number is added to the role's usual reward. With
+rl.outcome_weight=0 and rl.format_weight=0 it takes the place of the generator's.
 
 The function is called once for every response. Of several processes, each calls it on its share of them. It is tried
 on made-up responses before a run begins any work (method/rehearsal.py).

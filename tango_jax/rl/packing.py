@@ -1,8 +1,8 @@
 """Packing: whole sequences (prompt + response, with their per-token numbers) into rows of fixed length.
 
 Stage: after a turn has returned its lesson, before score and update. Several sequences share a row, told
-apart by segment ids, so that little padding is computed. Where prompts are shared, a row holds responses of one prompt
-only and the prompt stands beside the rows, computed once for all of them. How sequences are packed changes no result:
+apart by segment ids, so that little padding is computed. In reinforcement learning a row holds responses of one prompt
+only, and the prompt stands beside the rows, computed once for all of them. How sequences are packed changes no result:
 weights are fixed before.
 """
 
@@ -63,9 +63,6 @@ class BatchShape(NamedTuple):
 
 def pack_shape(role_config: ConfigDict) -> PackShape:
     """Shape of the reinforcement-learning batches of a role."""
-    if not role_config.share_prompts:
-        length = role_config.pack_length or role_config.max_prompt + role_config.max_response
-        return PackShape(length, role_config.rows_per_micro_batch)
     return PackShape(
         row_length=role_config.pack_length or role_config.max_response + 1,
         rows=role_config.rows_per_micro_batch,

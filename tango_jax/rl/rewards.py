@@ -26,10 +26,9 @@ def generator_outcome_reward_B(
 
 
 def verifier_reward_B(
-    verdicts: Sequence[str], is_correct_B: np.ndarray, format_B: np.ndarray, gamma: float,
-    correctness_weight: float = 1.0,
+    verdicts: Sequence[str], is_correct_B: np.ndarray, format_B: np.ndarray, gamma: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Verifier reward, correctness_weight * correctness + gamma * format score (arXiv 2505.15034, with weight 1).
+    """Verifier reward, correctness + gamma * format score (arXiv 2505.15034).
 
     Args:
         verdicts: B of "CORRECT", "INCORRECT", "INVALID".
@@ -47,7 +46,7 @@ def verifier_reward_B(
     assert not unknown, f"verdicts {unknown} are not among {VERDICTS}"
     expected = ["CORRECT" if correct else "INCORRECT" for correct in is_correct_B]
     correctness_B = np.array([v == e for v, e in zip(verdicts, expected, strict=True)], np.float64)
-    reward_B = correctness_weight * correctness_B + gamma * format_B.astype(np.float64)
+    reward_B = correctness_B + gamma * format_B.astype(np.float64)
     return reward_B.astype(np.float32), correctness_B.astype(np.float32)
 
 

@@ -20,6 +20,8 @@ from tango_jax.rl.score import micro_batch, token_logps
 from tango_jax.rl.update import TokenRows, make_update
 from tango_jax.sharding import collectives
 
+WEIGHT_DECAY, CLIP_NORM = 0.01, 1.0
+
 
 class Sft(NamedTuple):
     """The jitted functions of stage 1 for one role."""
@@ -32,12 +34,13 @@ class Sft(NamedTuple):
 
 
 def make_sft(policy: Policy) -> Sft:
-    """Build them from `sft` of the role's config; a `decay_steps` of 0 means that the schedule ends with the steps."""
+    """Build them from `sft` of the role's config."""
     sft, mesh = policy.config.sft, policy.placement.train
     model = policy.model_config if policy.trains_adapters else policy.full_model
-    settings = sft.optimizer.copy_and_resolve_references()
-    settings.decay_steps = settings.decay_steps or sft.steps
-    optimizer = make_optimizer(settings, model.lora is not None)
+    settings = sft.optimizer.copy_and_resolve_references().unlock()
+    settings.weight_decay, settings.clip_norm = WEIGHT_DECAY, CLIP_NORM
+    cosine_to = sft.steps if sft.optimizer.schedule == "cosine" else 0
+    optimizer = make_optimizer(settings, model.lora is not None, cosine_to=cosine_to, b2=sft.optimizer.b2)
     init, restart, shardings = make_state(model, optimizer, policy.placement)
     loss_fn = make_nll_loss(model, policy.config.logp_chunk, mesh)
     return Sft(init, restart, make_update(optimizer, loss_fn, shardings), make_loss(loss_fn), shardings)

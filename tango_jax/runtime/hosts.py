@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from ml_collections import ConfigDict
 
 from tango_jax.runtime import termination
 
@@ -24,6 +23,7 @@ PREEMPTED = termination.PREEMPTED
 PEER_LOST = 76  # exit code: another process is gone, start all again
 
 _EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+HEARTBEAT_S = 60  # the job ends if a process is silent for so long
 CONNECT_S = 300  # seconds to wait for the other processes at the start
 # jax's own assertion fails where a platform is asked for by name whose package is missing.
 _NO_DEVICE = (RuntimeError, AssertionError)
@@ -85,24 +85,24 @@ class Preemption:
             termination.release()
 
 
-def connect(settings: ConfigDict) -> None:
+def connect() -> None:
     """Join the other processes of the job, if there are any, before the first array is made.
 
     The environment's JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is there. Without them, and
-    with `distributed.enabled` or TANGO_DISTRIBUTED=1, jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
+    with TANGO_DISTRIBUTED=1, jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
 
     Raises:
         ValueError: some of the three variables are missing, or one has a value that cannot be.
     """
     given = [name for name in _EXPLICIT if os.environ.get(name)]
-    is_asked_for = settings.enabled or os.environ.get("TANGO_DISTRIBUTED") == "1"
+    is_asked_for = os.environ.get("TANGO_DISTRIBUTED") == "1"
     if jax.distributed.is_initialized() or (not given and not is_asked_for):
         return
     explicit = _explicit_settings(given) if given else {}
     faulthandler.enable()  # the abort of a process that has lost its peers then shows what it was doing
     jax.distributed.initialize(
         **explicit,
-        heartbeat_timeout_seconds=settings.heartbeat_s,
+        heartbeat_timeout_seconds=HEARTBEAT_S,
         initialization_timeout=CONNECT_S,
     )
 

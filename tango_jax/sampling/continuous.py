@@ -1,17 +1,13 @@
 """Continuous batching: sampling within a budget of cached tokens. `schedule.py` says what to do, and this does it.
 
 A row's tokens do not depend on the schedule. Its random numbers come from the key, its own number and its position, and
-its cache is never computed twice: a row that waits keeps the keys and values that it had. What may differ with the
-schedule is the order in which a product or a softmax sums: batches of another size, a cache bucket of another size,
-other columns of the ring. Two schedules therefore agree to rounding in every log-prob, and in every token unless its
-random number lies within rounding of the border between two tokens (for a greedy row: unless two logits do). With an
-int8 cache, a key or value that lies within rounding of the border between two int8 numbers may take either, and the
-log-probs after it differ by what such a step is worth.
+its cache is never computed twice. The schedule changes only the order of sums, by the sizes of batch and cache bucket.
+So two schedules agree to rounding in every log-prob, and in every token unless its random number (or, greedily, two
+logits) lie within rounding of the border. With an int8 cache a rounded key or value may take either of two numbers.
 
-Rows wait in host memory, and are not dropped and prefilled again from their tokens. A prefill would round differently
-from decoding, so that a row's tokens could depend on when it had to wait; and it would cost more. A token of an 8B
-model has 128 KiB of keys and values: at 20 GB/s they are in host memory and back after 13 us, and to compute them again
-takes 16 GFLOP, 100 us of an A100. (vLLM, which serves requests one by one, drops them by default.)
+Rows wait in host memory instead of being prefilled again. A prefill rounds differently from decoding, so that tokens
+would depend on the schedule; and it costs more: 128 KiB a token of an 8B model move in 13 us at 20 GB/s, and computing
+them again takes 100 us of an A100.
 """
 
 import dataclasses

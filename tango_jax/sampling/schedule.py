@@ -1,23 +1,19 @@
-"""Continuous batching: which rows run next and in what shape, so that no more than a budget of tokens is cached.
+"""Continuous batching: which rows run next and in what shape, within a budget of cached tokens.
 
 In: where every row of a request stands (`Table`). Out: the next `Action`, and the table after it. Pure functions on the
-host, without a model: `continuous.py` carries the actions out, `replay` only counts them, for lengths that are given.
+host: `continuous.py` carries the actions out, `replay` counts them for given lengths.
 
-A decode batch has slots of S cached new tokens each, and slots x (prompt bucket + S) stays within `cache_tokens`. Among
-the shapes that fit, the schedule takes the one in which most rows can run, and among equals the one with the smallest
-cache. So:
+A decode batch has slots of S cached new tokens each; slots x (prompt bucket + S) stays within `cache_tokens`. The
+schedule takes the shape in which most rows can run, and among equals the smallest cache:
 
-    - A request begins with many rows in the first cache bucket. Prompts are read in chunks; as rows end, their slots
-      are refilled from the prompts that wait.
-    - While enough rows wait, one that fills the cache bucket leaves its slot; its cache is saved to host memory.
-    - Once fewer can run in this bucket than in the next, the cache grows: rows that are running stay, as many as fit,
-      and saved rows take the other slots, those that have come furthest first.
-    - When nothing waits any more, a batch shrinks through the row buckets.
+    - A request begins with many rows in the first cache bucket. Prompts are read in chunks, and refill slots as rows
+      end.
+    - While enough rows wait, a row that fills the cache bucket leaves its slot; its cache is saved to host memory.
+    - Once fewer rows can run in this bucket than in the next, the cache grows. Running rows stay, as many as fit; saved
+      rows take the other slots, the longest first.
+    - When no row waits, the batch shrinks through the row buckets.
 
-The cache never shrinks and the rows never become more: as time goes on, fewer can run in each bucket.
-
-With several groups of devices (Z shards) each has its own share of the slots, R of them. A row that runs stays on its
-shard; one that was saved may be restored on any other.
+Each group of devices (shard, of Z) has R slots. A saved row may be restored on any shard.
 """
 
 import dataclasses

@@ -20,6 +20,8 @@ SPLITS = {
     "sft_informed_heldout": 15,
 }
 
+EASY_ERROR = 0.02  # error rate of the synthetic teachers on what is not hard
+
 
 def example_rng(seed: int, split: str, index: int, stream: int = 0) -> np.random.Generator:
     """The generator of example number `index` of one of SPLITS; another `stream` has other examples."""

@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.records import Problem
-from tango_jax.tasks.example_rng import example_rng
+from tango_jax.tasks.example_rng import EASY_ERROR, example_rng
 from tango_jax.tasks.sizes import largest_size, size_ranges
 from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS, train_sentencepiece
 from tango_jax.text.templates import judged
@@ -45,7 +45,7 @@ def split_config(task: ConfigDict, split: str) -> LastLetterConfig:
     """Return the settings of one of SPLITS in tasks/sizes.py."""
     words, letters = size_ranges(task, split, SIZES)
     noise = task.claim_noise if split == "sft" else 0.0
-    return LastLetterConfig(words, letters, task.hard_error, task.easy_error, task.reading_error, noise)
+    return LastLetterConfig(words, letters, task.hard_error, EASY_ERROR, task.reading_error, noise)
 
 
 def symbols(max_words: int) -> list[str]:

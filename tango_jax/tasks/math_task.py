@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
-from tango_jax.data.problem_sets import ProblemSet, load_task_problems, question_key, resolve
+from tango_jax.data.problem_sets import ProblemSet, load_problems, question_key, resolve
 from tango_jax.data.row_formats import detect_format
 from tango_jax.data.rows import read_rows
 from tango_jax.data.teacher_rows import FILES
@@ -46,7 +46,7 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Seq
     """
     task, limit = config.task, config.generator.max_prompt
     num_tokens_fn = make_num_tokens(config, tokenizers, further)
-    train_set = load_task_problems(task.train, task.row_format)
+    train_set = load_problems(task.train)
     # A question that is used for measurements is not trained on in either stage, whichever row it is in.
     num_validation = 0 if task.test else task.validation
     validation = draw_questions(train_set.problems, num_validation, task.data_seed)
@@ -101,7 +101,7 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Seq
 
 def _load_test(task: ConfigDict, train_set: ProblemSet) -> ProblemSet:
     """Load `task.test`. Raises ValueError where they are graded in another way than those for training."""
-    test_set = load_task_problems(task.test, task.row_format)
+    test_set = load_problems(task.test)
     if test_set.grade_kind != train_set.grade_kind:
         raise ValueError(f"task.train={task.train} is graded as {train_set.grade_kind}, task.test={task.test} as "
                          f"{test_set.grade_kind}: choose two sets with the same kind of grading")
@@ -136,7 +136,7 @@ def _make_stage_one(
 
         return _StageOne(no_example, (), "no text to imitate and no fixed pool (task.stage_one is empty)")
     if task.stage_one == "gsm8k":
-        source, row_format = resolve(task.train, task.row_format or None)
+        source, row_format = resolve(task.train)
         rows = read_rows(source)
         row_format = row_format or detect_format(rows[0].fields)
         if row_format != "gsm8k":

@@ -5,10 +5,8 @@ The setting `task.grader` names a function, as FILE.py:name or package.module:na
     name(problem, answer) -> bool
 
 `problem` is a `records.Problem`, and `answer` the text in the last box of a solution; a solution without one is wrong.
-It decides in place of the comparison with `problem.answer`: in both roles' rewards, in evaluations and in the teacher's
-solutions of stage 0; for `python -m tango_jax.evaluate`, --grader names it. Stage 0 and that command store a digest of
-the file that defines the function with every grade, and grade again when it differs; files that it imports are not
-looked at. Stage of the loop: it is tried once at the start of a run, and called after sampling.
+It takes the place of the comparison with `problem.answer` everywhere; for `python -m tango_jax.evaluate`, --grader
+names it. Stage 0 and that command store a digest of its file with every grade, and grade again when it differs.
 """
 
 import dataclasses

@@ -3,14 +3,12 @@
 Takes settings and an index; returns problems, gold step labels and SFT text. A state is a string of the letters a to e.
 A problem numbers the swaps to make and ends with the start state, a permutation (`#1 1-3 #2 2-5 start bdaec`). Each
 step of a solution repeats one swap and writes the state after it (`#1 1-3 adbec`); the answer is the last state. A
-wrong state is carried on by the steps that follow. No transformer of constant depth is expected to compose swaps of
-five letters without writing down the states between (arXiv 2404.08819), so a verdict has to rest on the steps. Every
-example is a pure function of (seed, split, index), so the data cursor is one integer.
+transformer of constant depth is not expected to compose swaps of five letters without writing down the states between
+(arXiv 2404.08819), so a verdict has to rest on the steps. Every example is a pure function of (seed, split, index).
 
-The SFT teacher is imperfect on purpose: for "hard" swaps, those of positions that are far apart, it usually moves the
-later letter forward and shifts the letters between instead of exchanging two letters, and the verifier's teacher often
-makes the same mistake when it works out what a step should say. Reinforcement learning has to correct both. A solution
-with mistakes ends in the right state about once in 100, hardly more often than a random permutation (once in 120).
+The SFT teacher is imperfect on purpose. For "hard" swaps, of positions that are far apart, it usually moves the later
+letter forward and shifts those between, and the verifier's teacher often makes the same mistake. A solution with
+mistakes ends in the right state about once in 100.
 """
 
 import dataclasses
@@ -21,7 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.records import Problem
-from tango_jax.tasks.example_rng import example_rng
+from tango_jax.tasks.example_rng import EASY_ERROR, example_rng
 from tango_jax.tasks.sizes import largest_size, size_ranges
 from tango_jax.text.character_tokenizer import CONTRACT_SYMBOLS, train_sentencepiece
 from tango_jax.text.templates import judged
@@ -52,7 +50,7 @@ def split_config(task: ConfigDict, split: str) -> StateTrackingConfig:
     """Return the settings of one of SPLITS in tasks/sizes.py."""
     (swaps,) = size_ranges(task, split, SIZES)
     noise = task.claim_noise if split == "sft" else 0.0
-    return StateTrackingConfig(swaps, task.hard_error, task.easy_error, task.reading_error, noise)
+    return StateTrackingConfig(swaps, task.hard_error, EASY_ERROR, task.reading_error, noise)
 
 
 def symbols(max_swaps: int) -> list[str]:

@@ -26,6 +26,7 @@ from tango_jax.tracking.rollout_rows import StepKinds, evaluation_rows, turn_row
 
 _TURN = re.compile(r"turn_(\d+)_(?:generator|verifier)_(\d+)\.jsonl")
 _EVALUATION = re.compile(r"evaluation_(\d+)_(\d+)\.jsonl")
+EVAL_PROBLEMS = 12  # dumped at every evaluation, always the first ones, to be compared over a run and between runs
 # A turn may use 1 / TURN_SHARE of the limit; groups beyond that are left out. Each role's first turn is always kept.
 TURN_SHARE = 8
 # Of a run. When it is reached, every second dump is deleted, and half as many are written from then on.
@@ -67,10 +68,9 @@ class RolloutDump:
         verifications: Sequence[Verification], second_tries: Mapping[int, Solution],
     ) -> None:  # fmt: skip
         """Write the first problems of evaluation `number`, counted from 0; see `evaluation_rows`."""
-        count = self._config.rollouts.eval_problems
-        if not self._enabled or not count or number % (1 << self._halvings()):
+        if not self._enabled or number % (1 << self._halvings()):
             return
-        solutions, verifications = solutions[:count], verifications[:count]
+        solutions, verifications = solutions[:EVAL_PROBLEMS], verifications[:EVAL_PROBLEMS]
         rows = evaluation_rows(turns_done, generator_step, solutions, verifications, second_tries, self._step_kinds_fn)
         path = self._folder / f"evaluation_{turns_done:06d}_{number:06d}.jsonl"
         write_atomically(path, self._lines([row] for row in rows))

@@ -25,6 +25,7 @@ from tango_jax.weights.presets import preset_model
 from tango_jax.weights.prompting import read_prompting
 from tango_jax.weights.to_hf import TOKENIZER_FILES
 
+MIN_POSITIONS = 4096  # of a model from scratch
 # Fields of ModelConfig that no checkpoint determines.
 NUMERICS = (
     "param_dtype", "compute_dtype", "head_dtype", "head_precision", "remat", "unroll", "attention", "decode_attention",
@@ -37,7 +38,9 @@ def fields_of(role: ConfigDict) -> dict:
 
     A base that stays frozen is loaded in the dtype that it is kept in.
     """
-    fields, lora = {name: role.model[name] for name in NUMERICS}, role.model.lora
+    fields, lora = {name: role.model[name] for name in NUMERICS if name != "head_dtype"}, role.model.lora
+    if role.model.head_precision == "bfloat16":
+        fields |= {"head_dtype": "bfloat16", "head_precision": "highest"}
     if not lora.rank:
         return fields
     if not role.sft.full:
@@ -49,7 +52,11 @@ def fields_of(role: ConfigDict) -> dict:
 def sized_model(role: ConfigDict, vocab_size: int) -> ModelConfig:
     """The model of a role without a checkpoint. Raises ValueError, see ModelConfig."""
     sizes = {name: value for name, value in role.model.items() if name != "lora"}
-    return ModelConfig(vocab_size=vocab_size, **sizes | fields_of(role))
+    width, heads = role.model.width, role.model.num_heads
+    if width % heads:
+        raise ValueError(f"num_heads={heads} does not divide width={width}: choose a number that does")
+    positions = max(MIN_POSITIONS, role.max_prompt + role.max_response)
+    return ModelConfig(vocab_size, head_dim=width // heads, max_position=positions, **sizes | fields_of(role))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,7 +131,7 @@ def test_what_stage_one_is_said_not_to_depend_on_does_not_change_it(tmp_path):
 
 
 def is_of_the_machine(key: str) -> bool:
-    return key.startswith(("distributed.", "loggers.", "ablation.", "compile_cache")) or ".mesh." in key
+    return key.startswith(("loggers.", "ablation.", "compile_cache")) or ".mesh." in key
 
 
 def other_value(key: str, value):

@@ -13,8 +13,9 @@ import pytest
 from support.math_cases import SHORT, math_config
 from support.tiny_checkpoints import write_tiny_folder
 from tango_jax.cli.validation import validate
+from tango_jax.data import teacher_rows
 from tango_jax.data.rows import read_rows
-from tango_jax.data.teacher_rows import TeacherRow, keep_rows, validation_questions
+from tango_jax.data.teacher_rows import validation_questions
 from tango_jax.generate import generate, main, plan_work, solve_all
 from tango_jax.loop.imitation import pack_pairs, sft_pairs
 from tango_jax.records import Problem
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.usefixtures("closed_pool")
 def _small_shards():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tango_jax.generate.SHARD_PROBLEMS", 3)
+        patch.setattr(teacher_rows, "VALIDATION_SHARE", 0.25)
         yield
 
 
@@ -42,13 +44,10 @@ def folder(tmp_path_factory) -> Path:
 
 
 def teacher_config(folder, **settings):
-    """`settings`: keys of `generate` or of `generate.keep`."""
+    """`settings`: keys of `generate`."""
     config = math_config(folder, stage_one="", train=str(SHORT), validation=1)
     config.generator.max_response, config.generator.template = 24, "last_letter"  # the question alone
-    config.generate.keep.validation_share = 0.25
-    for name, value in settings.items():
-        group = config.generate.keep if name in config.generate.keep else config.generate
-        group[name] = value
+    config.generate.update(settings)
     validate(config)
     return config
 
@@ -115,7 +114,7 @@ def test_every_problem_is_in_one_of_the_two_files(folder, policy, tmp_path):
     assert counts == json.loads((tmp_path / "counts.json").read_text())
     assert counts == {
         "problems": 8, "over_long_prompts": 0, "solutions": 8, "correct": 4, "truncated": 0, "untagged": 0,
-        "by_format": 0, "by_correctness": 0, "not_the_best": 0, "kept": 8, "train": 6, "validation": 2,
+        "kept": 8, "train": 6, "validation": 2,
     }  # fmt: skip
     train, held = rows_of(tmp_path), rows_of(tmp_path, "validation")
     assert not {row["question"] for row in train} & {row["question"] for row in held}
@@ -128,51 +127,23 @@ def test_every_problem_is_in_one_of_the_two_files(folder, policy, tmp_path):
     assert [row["is_correct"] for row in rows] == [True, False] * 4
 
 
-def test_what_is_kept_may_change_without_a_new_sample(folder, policy, tmp_path):
-    calls = []
-    texts = {
-        (0, 0): None,  # cut off, though it holds an answer
-        (1, 0): "The answer is 16.",
-        (2, 0): tagged(21, steps=1),  # too few steps
-        (3, 1): tagged(0),
-    }
-
-    def left(**keep):
-        config = teacher_config(folder, samples=2, **keep)
-        teacher = scripted(policy, lambda *pair: texts.get(pair, tagged(ANSWERS[pair[0]])), calls)
-        counts = generate(config, tmp_path, SILENT, teacher)
-        rows = rows_of(tmp_path) + rows_of(tmp_path, "validation")
-        dropped = {name: counts[name] for name in ("by_format", "by_correctness", "not_the_best")}
-        assert (counts["solutions"], counts["truncated"], counts["untagged"]) == (16, 1, 1)
-        assert 14 - sum(dropped.values()) == len(rows) == counts["kept"] == counts["train"] + counts["validation"]
-        missing = {(n, k) for n in range(8) for k in range(2)}
-        missing -= {(int(row["problem_id"].split("/")[1]) - 1, row["sample"]) for row in rows}
-        return missing - {(0, 0), (1, 0)}, tuple(dropped.values())
-
-    assert left() == (set(), (0, 0, 0))
-    assert left(min_format=0.7) == ({(2, 0)}, (1, 0, 0))
-    assert left(only_correct=True) == ({(3, 1)}, (0, 1, 0))
-    # The best of two: a right one, then the better format, then the first.
-    assert left(best=1) == ({(2, 0)} | {(n, 1) for n in range(3, 8)}, (0, 0, 6))
-    assert left(best=1, min_format=0.7, only_correct=True)[1] == (1, 1, 4)
-    assert len(calls) == 3  # all in the first run
+def test_what_stage_one_could_not_read_is_left_out(folder, policy, tmp_path):
+    texts = {(0, 0): None, (1, 0): "The answer is 16.", (2, 0): tagged(21, steps=1), (3, 1): tagged(0)}
+    teacher = scripted(policy, lambda *pair: texts.get(pair, tagged(ANSWERS[pair[0]])))
+    counts = generate(teacher_config(folder, samples=2), tmp_path, SILENT, teacher)
+    rows = rows_of(tmp_path) + rows_of(tmp_path, "validation")
+    assert (counts["solutions"], counts["truncated"], counts["untagged"], counts["kept"]) == (16, 1, 1, 14)
+    assert len(rows) == counts["train"] + counts["validation"] == 14
+    found = {(int(row["problem_id"].split("/")[1]) - 1, row["sample"]) for row in rows}
+    assert found == {(n, k) for n in range(8) for k in range(2)} - {(0, 0), (1, 0)}
     with pytest.raises(ValueError, match=r"other settings \(generate\.temperature: 0\.1 -> 0\.2\)"):
         generate(teacher_config(folder, samples=2, temperature=0.2), tmp_path, SILENT, policy)
 
 
-def test_the_best_is_right_before_it_is_well_formed():
-    scores = (1.0, 0.6, 0.8)
-    rows = [TeacherRow(0, k, "a", "q", "1", tagged(1), k > 0, score, False, 9) for k, score in enumerate(scores)]
-    for best, samples in ((1, [2]), (2, [1, 2]), (3, [0, 1, 2])):
-        kept = keep_rows(rows, SimpleNamespace(min_format=0.0, only_correct=False, best=best))
-        assert [row.sample for row in kept.rows] == samples and kept.counts["not_the_best"] == 3 - best
-
-
 def test_the_split_depends_on_the_seed_and_on_no_filter():
     problems = [Problem(str(n), f"question {n % 50}", "1") for n in range(100)]
-    chosen = [validation_questions(problems, 0.2, seed) for seed in (0, 0, 1)]
-    assert chosen[0] == chosen[1] != chosen[2] and [len(part) for part in chosen] == [10, 10, 10]
-    assert validation_questions(problems, 0.0, 0) == frozenset()
+    chosen = [validation_questions(problems, seed) for seed in (0, 0, 1)]
+    assert chosen[0] == chosen[1] != chosen[2] and [len(part) for part in chosen] == [12, 12, 12]
 
 
 def test_stage_one_reads_both_files(folder, policy, tmp_path):
@@ -195,8 +166,9 @@ def test_stage_one_reads_both_files(folder, policy, tmp_path):
     assert np.isclose(pack_pairs(reader, sft_pairs(reader, task, "train", 0, 1), 1).weight_NZRT.sum(), 1.0)
 
 
-def test_stage_one_sets_rows_aside_where_there_is_no_second_file(folder, policy, tmp_path):
-    config = teacher_config(folder, validation_share=0.0)
+def test_stage_one_sets_rows_aside_where_there_is_no_second_file(folder, policy, tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher_rows, "VALIDATION_SHARE", 0.0)
+    config = teacher_config(folder)
     generate(config, tmp_path, SILENT, scripted(policy, lambda number, _: tagged(ANSWERS[number])))
     assert rows_of(tmp_path, "validation") == []
     shutil.copy(tmp_path / "train.parquet", tmp_path / "other.parquet")

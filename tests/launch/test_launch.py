@@ -198,7 +198,7 @@ def test_jobset_asks_for_its_platform(platform, resource):
         assert values["JAX_NUM_PROCESSES"] == str(job["completions"]) and "JAX_PROCESS_ID" in values
     # The program knows the options.
     config, workdir = parse_command_line("train", "", re.findall(r"--\S+", container["command"][2]), "")
-    assert config.distributed.enabled and (config.compile_cache, str(workdir)) == ("/share/xla", "/share/7b")
+    assert (config.compile_cache, str(workdir), values["TANGO_DISTRIBUTED"]) == ("/share/xla", "/share/7b", "1")
 
 
 # The image. No builder of images is needed here: what it would copy and run is read from the file.

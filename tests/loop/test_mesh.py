@@ -32,8 +32,6 @@ from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import read_provenance
 
 ROLES = ("generator", "verifier")
-# What the other processes wait for once one is gone; a thread of its own sends it, also while a process compiles.
-HEARTBEAT_S = 30
 # What may differ: wall-clock figures, and how much of a decode batch was padding.
 FREE = ("phase", "time/", "throughput/", "memory/", "generator/decode_waste", "verifier/decode_waste")
 # name: (data x fsdp x tensor, devices that share decoding weights)
@@ -51,12 +49,12 @@ class MeshTrain:
         self.overrides += ["rl.format_weight=0.5", "checkpoint.every=1", "checkpoint.keep=9"]
         self.overrides += [f"task.{split}_letters=(1,2)" for split in ("sft", "rl", "test")]
         for role in ROLES:
-            model = ("num_layers=1", "num_heads=4", "num_kv_heads=4", "head_dim=8")
+            model = ("num_layers=1", "num_heads=4", "num_kv_heads=4")
             self.overrides += [f"{role}.model.{setting}" for setting in model]
             stage_one = ("steps=200", "batch_size=12", "eval_every=100", "checkpoint_every=200")
             self.overrides += [f"{role}.sft.{setting}" for setting in (*stage_one, "optimizer.schedule=cosine")]
             self.overrides.append(f"{role}.row_buckets=(8,)")
-        self.overrides += [f"compile_cache={folder / 'cache'}", f"distributed.heartbeat_s={HEARTBEAT_S}"]
+        self.overrides += [f"compile_cache={folder / 'cache'}"]
 
     def settings(self, layout: tuple, offload: bool = False) -> list[str]:
         """All overrides of configs/tiny.py."""

@@ -14,12 +14,13 @@ from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.source import Source
 
 
-@pytest.mark.parametrize("shares, minibatches, mesh", [
-    (True, 1, {"fsdp": 1}), (False, 3, {"fsdp": 1}), (True, 1, {"data": 2, "fsdp": 2})])  # fmt: skip
-def test_the_teacher_scores_the_same_tokens_under_its_own_prompt(monkeypatch, shares, minibatches, mesh):
+@pytest.mark.parametrize(
+    "minibatches, mesh", [(1, {"fsdp": 1}), (3, {"fsdp": 1}), (1, {"data": 2, "fsdp": 2})]
+)
+def test_the_teacher_scores_the_same_tokens_under_its_own_prompt(monkeypatch, minibatches, mesh):
     """As the plain forward pass scores them."""
     config = tiny_role()
-    config.share_prompts, config.loss.minibatches = shares, minibatches
+    config.loss.minibatches = minibatches
     config.mesh.update(mesh)
     tokenizer = Tokenizer(lambda text: [], (b"",) * 20, (), (0,))
     policy = make_policy("verifier", config, Source("", MODEL, tokenizer, None, lambda folder: None, {}))

@@ -30,7 +30,7 @@ def second_try_turn(first: list[bool], tried: dict[int, bool], own_reward=None, 
 def test_a_second_try_is_rewarded_for_what_it_improves():
     # Grades of four solutions: wrong, right, wrong, wrong; tried again are 0 (then right), 1 (then wrong), 3 (wrong).
     t = second_try_turn([False, True, False, False], {0: True, 1: False, 3: False}, outcome_weight=1.0,
-                        format_weight=0.25, improvement_weight=0.5)  # fmt: skip
+                        format_weight=0.25)  # fmt: skip
     rewards = solve_twice(t).reward
     # First tries: the grade + 0.25; second: the same + 0.5 (+1, -1, 0).
     np.testing.assert_allclose(rewards.reward_B, [0.25, 1.25, 0.25, 0.25, 1.75, -0.25, 0.25], rtol=1e-6)
@@ -133,7 +133,7 @@ def test_the_informed_verifier_moves_every_token():
     teacher_logp_BT[0, 1], teacher_logp_BT[1, 2] = -0.1, -20.0  # it agrees more with one token, and objects to another
 
     def lesson_of(turn_fn):
-        t = turn_of(settings(2, 2, teacher_weight=0.25), "verifier", said, reference_fn=lambda _: teacher_logp_BT)
+        t = turn_of(settings(2, 2), "verifier", said, reference_fn=lambda _: teacher_logp_BT)
         return turn_fn(t)
 
     def total(lesson):
@@ -141,7 +141,7 @@ def test_the_informed_verifier_moves_every_token():
 
     informed, plain = lesson_of(judge_informed), lesson_of(tango.judge)
     expected_BT = np.zeros((4, 5), np.float32)
-    expected_BT[0, 1], expected_BT[1, 2] = 0.25 * 0.4, -0.25 * MAX_NATS
+    expected_BT[0, 1], expected_BT[1, 2] = 0.5 * 0.4, -0.5 * MAX_NATS
     np.testing.assert_allclose(total(informed) - total(plain), expected_BT, atol=1e-6)
     assert informed.metrics["verifier/teacher_kl"] == pytest.approx((MAX_NATS - 0.4) / 8)
     assert informed.metrics["verifier/teacher_objects"] == pytest.approx(1 / 8)

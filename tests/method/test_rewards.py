@@ -64,9 +64,6 @@ def test_the_generators_function_is_added_to_the_grade_and_the_format_score(own)
 def test_with_weights_of_zero_it_takes_their_place(own):
     own_fn = own("def f(solution):\n    return 0.25\n")
     assert rewarded(own_fn, of_text("two"), outcome_weight=0.0, format_weight=0.0).reward_B == [0.25]
-    own_fn = own("def f(verification, solution):\n    return 0.25\n", "verifier")
-    alone = rewarded_verifications(own_fn, [of_text("two")], [said("CORRECT")], correctness_weight=0.0, gamma=0.0)
-    assert alone.reward_B == [0.25]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
@@ -88,8 +85,8 @@ def test_the_verifiers_function_gets_the_solution_that_was_judged(own):
     own_fn = own("def f(verification, solution):\n    return len(verification.text) + 10 * len(solution.text)\n",
                  "verifier")  # fmt: skip
     records = [said("CORRECT", "x"), said("INCORRECT", "xx"), said("CORRECT", ""), said("INVALID", "x")]
-    reward = rewarded_verifications(own_fn, [of_text("ab"), of_text("", False)], records, correctness_weight=3.0)
+    reward = rewarded_verifications(own_fn, [of_text("ab"), of_text("", False)], records)
     np.testing.assert_array_equal(reward.terms[-1].value, np.float32([21, 22, 0, 1]))
-    # 3 for the first verdict alone, and 0.8 * 0.25 for each format score.
-    np.testing.assert_allclose(reward.reward_B, [24.2, 22.2, 0.2, 1.2], rtol=1e-6)
+    # 1 for the first verdict alone, and 0.8 * 0.25 for each format score.
+    np.testing.assert_allclose(reward.reward_B, [22.2, 22.2, 0.2, 1.2], rtol=1e-6)
     assert reward.metrics["verifier/reward/own"] == 11.0 and reward.metrics["verifier/reward/correctness"] == 0.25

@@ -60,5 +60,5 @@ def test_the_verifiers_rare_grades_weigh_more():
     assert lesson.metrics["verifier/solutions_correct"] == 0.25
 
     later = turn_of(settings(4, 2), "verifier", said, memory=Memory(label_counts=(2.0, 2.0)))
-    decay = later.rl.label_count_decay
+    decay = tango.LABEL_COUNT_DECAY
     assert tango.judge(later).memory.label_counts == pytest.approx((2 * decay + 6 * (1 - decay), 2.0))

@@ -25,7 +25,7 @@ from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.checks import SettingsError
 from tango_jax.tasks.registry import make_task
 from tango_jax.weights.presets import preset_model
-from tango_jax.weights.source import NUMERICS
+from tango_jax.weights.source import NUMERICS, fields_of
 from tango_jax.weights.workdir import start_source
 
 
@@ -185,7 +185,7 @@ def test_a_config_of_ones_own_starts_from_it(folder, tmp_path, monkeypatch):
     ("", '{"question": "1?", "answer": 1}', ["--model has no value: write --model=VALUE"]),
     ("MODEL", "", ["no rows found"]),
     ("MODEL", '{"question": "1?", "anwser": 1}',
-     ["line 1: 'answer' is missing", "set task.row_format to one of math,"]),
+     ["line 1: 'answer' is missing", "keys wanted of a row in the format math"]),
     ("MODEL", '{"question": "1?", "answer": 1}', ["1 different questions, 0 are left for training", "give more"]),
 ])  # fmt: skip
 def test_mistakes_are_found_together_before_anything_is_done(folder, tmp_path, model, text, messages, capsys):
@@ -292,7 +292,9 @@ def test_less_memory_means_fewer_rows_and_too_little_is_an_error(folder, tmp_pat
         tiny = {role: start_source(settings.config, role) for role in ROLES}
         name = "HuggingFaceTB/SmolLM2-135M-Instruct"
         presets = {
-            role: preset_model(name, **{key: settings.config[role].model[key] for key in NUMERICS}) for role in ROLES
+            role: preset_model(name, **{key: value for key, value in fields_of(settings.config[role]).items()
+                                        if key in NUMERICS})
+            for role in ROLES
         }
         return {role: dataclasses.replace(source, model_config=presets[role]) for role, source in tiny.items()}
 

@@ -13,7 +13,7 @@ from support.tiny_checkpoints import save_run, write_tiny_folder
 from tango_jax import plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES, default_config
-from tango_jax.data.problem_sets import load_task_problems
+from tango_jax.data.problem_sets import load_problems
 from tango_jax.planning import own_problems
 from tango_jax.planning.machines import GIB, Machine, planned_for
 from tango_jax.planning.problem_lengths import prompt_lengths, with_rough_tokens
@@ -147,7 +147,7 @@ def test_rough_counts_beside_real_ones():
     for role in ROLES:
         config[role].template = "math"
     for rows in ("gsm8k", "math500", "aime"):
-        problems = load_task_problems(str(ROWS / f"{rows}.jsonl")).problems
+        problems = load_problems(str(ROWS / f"{rows}.jsonl")).problems
         real, rough = (prompt_lengths(config, problems, dict.fromkeys(ROLES, each.tokenizer))
                        for each in (source, with_rough_tokens(source)))  # fmt: skip
         for role in ROLES:

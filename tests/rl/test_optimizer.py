@@ -6,13 +6,14 @@ import numpy as np
 import optax
 import pytest
 
-from tango_jax.config import optimizer_config
+from tango_jax.config import role_config
+from tango_jax.rl import optimizer as module
 from tango_jax.rl.optimizer import learning_rate, make_optimizer
 
 
 def optimizer_settings(**changes):
-    config = optimizer_config(lr=0.1)
-    for name, value in changes.items():
+    config = role_config().optimizer
+    for name, value in ({"lr": 0.1} | changes).items():
         config[name] = value
     return config
 
@@ -22,14 +23,14 @@ def optimizer_settings(**changes):
     [
         ({}, {0: 0.1, 1000: 0.1}),
         ({"warmup_steps": 4}, {0: 0.0, 1: 0.025, 2: 0.05, 4: 0.1, 1000: 0.1}),
-        ({"schedule": "cosine", "decay_steps": 8}, {0: 0.1, 2: 0.05 * (1 + 2**-0.5), 4: 0.05, 8: 0.0}),
+        ({"cosine_to": 8}, {0: 0.1, 2: 0.05 * (1 + 2**-0.5), 4: 0.05, 8: 0.0}),
         # Half a cosine from step 2 to step 10: at 4 it is at cos(pi / 4), at 6 half way, at 10 zero.
-        ({"schedule": "cosine", "warmup_steps": 2, "decay_steps": 10},
+        ({"warmup_steps": 2, "cosine_to": 10},
          {0: 0.0, 1: 0.05, 2: 0.1, 4: 0.05 * (1 + 2**-0.5), 6: 0.05, 10: 0.0, 1000: 0.0}),
     ],
 )  # fmt: skip
 def test_learning_rates(changes, rates):
-    schedule = learning_rate(optimizer_settings(**changes))
+    schedule = learning_rate(0.1, **({"warmup_steps": 0} | changes))
     for step, rate in rates.items():
         assert float(schedule(step)) == pytest.approx(rate, abs=1e-7), step
 
@@ -38,17 +39,18 @@ def test_learning_rates(changes, rates):
 @pytest.mark.parametrize("kind", ["constant", "cosine"])
 def test_learning_rates_are_warmup_and_decay_joined(kind, warmup_steps, decay_steps):
     """The schedules of optax are, to float32 rounding, a linear part joined to a constant or to half a cosine."""
-    settings = optimizer_settings(schedule=kind, warmup_steps=warmup_steps, decay_steps=decay_steps)
-    rates = jax.vmap(learning_rate(settings))(jnp.arange(120))
+    schedule = learning_rate(0.1, warmup_steps, decay_steps if kind == "cosine" else 0)
+    rates = jax.vmap(schedule)(jnp.arange(120))
     step = np.arange(120, dtype=np.float64)
     share = np.clip((step - warmup_steps) / max(decay_steps - warmup_steps, 1), 0, 1)
     after_warmup = (1 + np.cos(np.pi * share)) / 2 if kind == "cosine" else np.ones(120)
-    expected = settings.lr * np.where(step < warmup_steps, step / max(warmup_steps, 1), after_warmup)
+    expected = 0.1 * np.where(step < warmup_steps, step / max(warmup_steps, 1), after_warmup)
     np.testing.assert_allclose(np.broadcast_to(rates, 120), expected, rtol=1e-6, atol=2e-8)
 
 
-def test_clipping_and_decoupled_weight_decay():
-    optimizer = make_optimizer(optimizer_settings(eps=1.0, weight_decay=0.5, clip_norm=1.0))
+def test_clipping_and_decoupled_weight_decay(monkeypatch):
+    monkeypatch.setattr(module, "EPS", 1.0)
+    optimizer = make_optimizer(optimizer_settings(weight_decay=0.5, clip_norm=1.0))
     params = {"a": jnp.array([2.0]), "b": jnp.array([-1.0])}
     update = jax.jit(optimizer.update)
     updates, _ = update({"a": jnp.array([3.0]), "b": jnp.array([4.0])}, optimizer.init(params), params)
@@ -74,9 +76,9 @@ def test_the_schedules_of_one_policy_count_the_updates_of_each_role():
 
 
 def test_two_policies_have_the_states_and_updates_of_optax():
-    settings = optimizer_settings(schedule="cosine", warmup_steps=1, decay_steps=4)
-    ours = make_optimizer(settings)
-    theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate(settings), weight_decay=0.01))
+    settings = optimizer_settings(warmup_steps=1)
+    ours = make_optimizer(settings, cosine_to=4)
+    theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate(0.1, 1, 4), weight_decay=0.01))
     params, gradient = {"a": jnp.array([2.0, -1.0])}, {"a": jnp.array([0.3, -0.1])}
     states = [optimizer.init(params) for optimizer in (ours, theirs)]
     for _ in range(5):

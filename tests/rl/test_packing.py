@@ -12,10 +12,8 @@ def test_pack_shape_of_a_role():
     config = tiny_role()
     config.prompt_buckets = (4,)
     assert pack_shape(config) == PackShape(row_length=7, rows=2, prompts=2, prompt_buckets=(4, 8))
-    config.share_prompts = False
-    assert pack_shape(config) == PackShape(row_length=14, rows=2)
     config.pack_length = 40
-    assert pack_shape(config) == PackShape(row_length=40, rows=2)
+    assert pack_shape(config) == PackShape(row_length=40, rows=2, prompts=2, prompt_buckets=(4, 8))
 
 
 def test_assign_rows_first_fit_decreasing():

@@ -10,7 +10,6 @@ import pytest
 
 from support.paths import ROOT
 from support.processes import HANG_S
-from tango_jax.config import default_config
 from tango_jax.runtime import hosts
 
 RIGHT = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
@@ -44,7 +43,7 @@ def test_a_mistake_in_the_environment_is_one_line(monkeypatch, asked, name, valu
     for variable, text in (RIGHT | {name: value}).items():
         monkeypatch.setenv(variable, text)
     with pytest.raises(ValueError, match=re.escape(message)) as error:
-        hosts.connect(default_config().distributed)
+        hosts.connect()
     assert "\n" not in str(error.value) and asked == []
 
 
@@ -52,7 +51,7 @@ def test_a_mistake_in_the_environment_is_one_line(monkeypatch, asked, name, valu
 def test_what_may_be_is_handed_on(monkeypatch, asked, address):
     for variable, text in (RIGHT | {"JAX_COORDINATOR_ADDRESS": address}).items():
         monkeypatch.setenv(variable, text)
-    hosts.connect(default_config().distributed)
+    hosts.connect()
     [arguments] = asked
     assert (arguments["coordinator_address"], arguments["num_processes"], arguments["process_id"]) == (address, 2, 1)
 
@@ -60,7 +59,7 @@ def test_what_may_be_is_handed_on(monkeypatch, asked, address):
 @pytest.mark.parametrize("value, is_asked", [("1", True), ("", False), ("0", False)])
 def test_a_launcher_may_ask_for_the_other_processes(monkeypatch, asked, value, is_asked):
     monkeypatch.setenv("TANGO_DISTRIBUTED", value)
-    hosts.connect(default_config().distributed)
+    hosts.connect()
     assert len(asked) == is_asked
 
 

@@ -64,7 +64,7 @@ def act(folder: Path, start: int, preemption: hosts.Preemption) -> None:
 
 def main(folder: Path) -> None:
     config = default_config()
-    config.distributed.heartbeat_s, config.compile_cache = 100, ""
+    config.compile_cache = ""
     with runtime.session(config, folder) as console, locked(folder, console):
         preemption, process = hosts.Preemption(), jax.process_index()
         start = len(list(folder.glob(f"start_{process}_*.json")))

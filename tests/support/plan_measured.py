@@ -27,7 +27,7 @@ def settings() -> list[str]:
     """Two models of 10 million parameters; rows are short, since the CPU's batched products take memory on the side."""
     overrides = ["rl.prompts_per_step=4", "rl.samples_per_prompt=4"]
     for role in ("generator", "verifier"):
-        model = ("width=512", "num_layers=3", "num_heads=8", "num_kv_heads=4", "head_dim=64", "mlp_width=2048")
+        model = ("width=512", "num_layers=3", "num_heads=8", "num_kv_heads=4", "mlp_width=2048")
         overrides += [f"{role}.model.{item}" for item in (*model, "remat=full")]
         lengths = ("max_prompt=64", "max_response=63", "row_buckets=(16,)", "cache_buckets=()")
         batches = ("rows_per_micro_batch=8", "prompts_per_micro_batch=4")

@@ -11,7 +11,7 @@ from tango_jax.config import default_config
 from tango_jax.grading import grade, parse_solution, parse_verification
 from tango_jax.records import Problem
 from tango_jax.tasks import last_letter
-from tango_jax.tasks.example_rng import SPLITS
+from tango_jax.tasks.example_rng import EASY_ERROR, SPLITS
 from tango_jax.tasks.last_letter import LastLetterConfig, tokenizer_model
 from tango_jax.tasks.registry import make_task
 from tango_jax.text.character_tokenizer import train_sentencepiece
@@ -74,8 +74,8 @@ def test_make_task_gives_every_split_its_ranges():
         (made.pool_solution(3)[0], 3, 6),
     ]:
         assert [len(word) for word in words_of(problem.question)] == [letters] * words
-    ranges = LastLetterConfig((2, 2), (5, 5), task.hard_error, task.easy_error, task.reading_error)
-    measured = LastLetterConfig((3, 3), (6, 6), task.hard_error, task.easy_error, task.reading_error, claim_noise=0.0)
+    ranges = LastLetterConfig((2, 2), (5, 5), task.hard_error, EASY_ERROR, task.reading_error)
+    measured = LastLetterConfig((3, 3), (6, 6), task.hard_error, EASY_ERROR, task.reading_error, claim_noise=0.0)
     assert made.pool_solution(3) == last_letter.mixed_solution(measured, 5, "pool", 3)[:2]
     assert made.train_problem(3) == last_letter.problem(ranges, 5, "rl", 3)
     train, heldout = (made.sft_example("generator", split, 0).problem.question for split in ("train", "heldout"))

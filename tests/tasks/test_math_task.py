@@ -133,7 +133,7 @@ def test_problems_to_be_tested_on_are_not_imitated(tokenizer, tmp_path):
     tagged = [json.loads(line) for line in (ROWS / "tagged.jsonl").read_text().splitlines()]
     test = tmp_path / "test.jsonl"
     test.write_text(json.dumps({"question": tagged[0]["question"], "answer": "1"}))
-    config = math_config("a/b", stage_one=str(ROWS / "tagged.jsonl"), validation=1, test=str(test), row_format="")
+    config = math_config("a/b", stage_one=str(ROWS / "tagged.jsonl"), validation=1, test=str(test))
     task = task_of(config, tokenizer)
     imitated = {task.sft_example("generator", "train", index).problem.question for index in range(10)}
     assert imitated and tagged[0]["question"] not in imitated
@@ -162,7 +162,7 @@ def test_the_fingerprint_is_of_questions_and_answers(tokenizer, tmp_path):
     def fingerprint(*answers: str) -> str:
         rows = [{"question": f"What is {k} + 1?", "answer": answer} for k, answer in enumerate(answers)]
         (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        config = math_config("a/b", train=str(tmp_path / "train.jsonl"), test="", stage_one="", row_format="")
+        config = math_config("a/b", train=str(tmp_path / "train.jsonl"), test="", stage_one="")
         return task_of(config, tokenizer).fingerprint
 
     answers = [str(k) for k in range(12)]

@@ -14,7 +14,7 @@ from tango_jax.config import default_config
 from tango_jax.grading import grade, parse_solution, parse_verification
 from tango_jax.records import Problem
 from tango_jax.tasks import state_tracking
-from tango_jax.tasks.example_rng import SPLITS
+from tango_jax.tasks.example_rng import EASY_ERROR, SPLITS
 from tango_jax.tasks.registry import make_task, tokenizer_model
 from tango_jax.tasks.state_tracking import StateTrackingConfig, apply_mistaken, apply_swap
 from tango_jax.tasks.task import STREAMS
@@ -392,7 +392,7 @@ def test_make_task_gives_every_split_its_range():
     ]:
         assert len(parts_of(problem.question)[0]) == problem.size == count
     # Noise is for stage 1 alone.
-    rates = (task.hard_error, task.easy_error, task.reading_error)
+    rates = (task.hard_error, EASY_ERROR, task.reading_error)
     measured = StateTrackingConfig((3, 3), *rates, claim_noise=0.0)
     assert made.pool_solution(3) == state_tracking.mixed_solution(measured, 5, "pool", 3)[:2]
     imitated = StateTrackingConfig((1, 1), *rates, claim_noise=task.claim_noise)

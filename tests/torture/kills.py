@@ -44,7 +44,6 @@ def random_settings(rng: np.random.Generator) -> tuple[str, ...]:
             f"{loss}.aggregation={rng.choice(['token_mean', 'seq_mean', 'seq_sum_norm'])}",
             f"{loss}.minibatches={rng.integers(1, 3)}",
             f"{loss}.kl_coef={rng.choice([0.0, 0.001])}",
-            f"{role}.share_prompts={rng.choice([True, False])}",
         ]
     return (*settings, *TRAINED[rng.integers(len(TRAINED))])
 

@@ -141,10 +141,10 @@ def test_every_key_is_in_one_digest_or_in_none_on_purpose():
                      for digest_of in (setup_of, method_of))]  # fmt: skip
     assert {key.split(".", 1)[-1] if key.startswith(("generator.", "verifier.")) else key.split(".")[0]
             for key in unseen} == {
-        "seed", "arm", "notes", "task", "generate", "checkpoint", "rollouts", "distributed", "loggers",
+        "seed", "arm", "notes", "task", "generate", "checkpoint", "rollouts", "loggers",
         "compile_cache", "compare_with", "ablation", "eval", "init_from",
         "model.attention", "model.decode_attention", "model.remat", "model.unroll", "prompt_buckets", "cache_buckets",
-        "row_buckets", "cache_tokens", "share_prompts", "pack_length", "rows_per_micro_batch",
+        "row_buckets", "cache_tokens", "pack_length", "rows_per_micro_batch",
         "prompts_per_micro_batch", "logp_chunk", "sft.pack_length", "sft.rows_per_micro_batch",
         "sft.eval_every", "sft.eval_examples",
         "sft.max_heldout_loss", "sft.checkpoint_every", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor",

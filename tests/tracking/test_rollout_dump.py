@@ -343,10 +343,11 @@ def write_evaluations(folder, config, numbers: range, resume_after: int = 0) -> 
         dump.write_evaluation(number, 2 * number, number, [solution()] * 3, [verification()] * 3, {})
 
 
-def test_the_first_problems_of_every_evaluation_are_written(tmp_path):
+def test_the_first_problems_of_every_evaluation_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(rollout_dump, "EVAL_PROBLEMS", 2)
     folder = tmp_path / "run"
     write_turns(folder, config_of(every=1), range(3))
-    write_evaluations(folder, config_of(every=1, eval_problems=2), range(3), resume_after=3)
+    write_evaluations(folder, config_of(every=1), range(3), resume_after=3)
     rows = list(read_rollouts(folder, with_evaluations=True))
     found = [(row["turn"], row["role"], row["row"]) for row in rows]
     made = [(turn, "generator", row) for turn in (1, 2) for row in (0, 1)]
@@ -355,8 +356,6 @@ def test_the_first_problems_of_every_evaluation_are_written(tmp_path):
     assert rows[0]["reward"] is None and rows[0]["advantage"] is None and rows[0]["rows_in_turn"] == 2
     assert rows[0]["verifications"][0]["verdict"] == "INCORRECT"
     assert {row["role"] for row in read_rollouts(folder)} == {"generator"}  # unless they are asked for
-    write_evaluations(tmp_path / "none", config_of(every=1, eval_problems=0), range(3))
-    assert not list((tmp_path / "none").iterdir())
     RolloutDump(folder, config_of(every=1), resume_after=2)
     assert sorted(contents(folder)) == ["evaluation_000000_000000.jsonl", "evaluation_000002_000001.jsonl",
                                           "turn_000001_generator_000000.jsonl",
@@ -364,10 +363,10 @@ def test_the_first_problems_of_every_evaluation_are_written(tmp_path):
 
 
 def test_at_the_limit_every_second_evaluation_goes(tmp_path, monkeypatch):
-    write_evaluations(tmp_path / "one", config_of(every=1, eval_problems=1), range(1))
+    write_evaluations(tmp_path / "one", config_of(every=1), range(1))
     size = sum(map(len, contents(tmp_path / "one").values()))
     monkeypatch.setattr(rollout_dump, "LIMIT_BYTES", int(4.5 * size))
-    write_evaluations(tmp_path / "run", config_of(every=1, eval_problems=1), range(12))
+    write_evaluations(tmp_path / "run", config_of(every=1), range(12))
     assert [number for *_, number in dumped_evaluations(tmp_path / "run")] == [0, 4, 8]
 
 
