@@ -6,7 +6,7 @@ generator learns to write.
 
 Command:   python -m tango_jax.train --config=configs/last_letter.py --workdir=runs/last_letter
 Hardware:  any CPU with two cores and 4 GiB of memory; nothing is downloaded.
-Time:      4 to 5 minutes on two cores, compiling included.
+Time:      4 to 11 minutes on two cores, compiling included.
 Expected:  seed 0: generator accuracy 0.03 to 0.90, verifier step macro-F1 0.46 to 1.00, outcome macro-F1 0.21 to 1.00.
            All runs, also of the other arms: results/last_letter.md.
 """
