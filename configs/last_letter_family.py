@@ -1,4 +1,4 @@
-"""Relatives of RL Tango under one protocol: who judges, whose weights, what follows a verdict, whose label (family.md).
+"""Relatives of RL Tango under one protocol: who judges, whose weights, what follows a verdict, whose label.
 
 Command:   python -m tango_jax.ablate --config=configs/last_letter_family.py:one_policy \
                --workdir=runs/family/last_letter/one_policy
@@ -9,7 +9,7 @@ Command:   python -m tango_jax.ablate --config=configs/last_letter_family.py:one
 Hardware:  any CPU with two cores and 8 GiB of memory.
 Time:      about a minute a run on one core, 30 runs of relatives and 60 beside them; two to four minutes a run of
            second_try. Stages 1 of two to ten minutes for each start, in state tracking of up to an hour.
-Expected:  family.md.
+Expected:  results/family.md, results/family_state_tracking.md and results/family_long.md.
 """
 
 from ml_collections import ConfigDict
@@ -38,7 +38,8 @@ STAGE_ONE = {
     "taught": ("answers_shown", "informed"),
     "judged": ("second_judgements", "second_judgement"),
 }
-# By task. Of twelve words there are runs of `grpo`, `gold_steps` and `tango` from these starts in trust_long.csv.
+# By task. Of twelve words there are runs of `grpo`, `gold_steps` and `tango` from these starts in
+# results/trust_long.csv.
 STARTS = {"last_letter": (20, 21, 22), "last_letter_long": (10, 11, 12), "state_tracking": (20, 21, 22)}
 
 
@@ -61,7 +62,7 @@ def make_room(config: ConfigDict, part: str) -> None:
 
 def make_harder(config: ConfigDict) -> None:
     """State tracking with the quickstart's schedule, longer problems and a worse teacher: as shipped, outcomes alone
-    say enough (family.md)."""
+    say enough (results/family.md)."""
     config.task.hard_error = 0.9
     config.task.rl_swaps, config.task.test_swaps, config.task.verifier_swaps = (8, 8), (), (2, 4)
     quickstart = load_shipped("last_letter").rl

@@ -3,7 +3,7 @@
 Command:   python -m tango_jax.train --config=configs/last_letter_long.py --workdir=runs/last_letter_long
 Hardware:  any CPU with two cores and 4 GiB of memory; nothing is downloaded.
 Expected:  greedy accuracy from 0.01 to between 0.4 and 1.0 within 60 generator steps, depending on the start: half an
-           hour on one core for stage 1, five minutes for the rest. configs/when_it_pays.md has the runs of all arms.
+           hour on one core for stage 1, five minutes for the rest. All arms: results/when_it_pays.md.
 """
 
 from ml_collections import ConfigDict
@@ -12,7 +12,7 @@ from tango_jax.cli.config_file import load_shipped
 from tango_jax.tasks.last_letter import longest_texts
 
 WORDS, LETTERS = 16, 5  # of the longest problem of stage 1
-RL_WORDS = 12  # of every problem of the generator's turns and of the test; chosen as configs/when_it_pays.md says
+RL_WORDS = 12  # of every problem of the generator's turns and of the test; see results/when_it_pays.md
 
 
 def get_config() -> ConfigDict:

@@ -5,14 +5,14 @@ Command:   python -m tango_jax.ablate --config=configs/last_letter_lora.py --wor
 Hardware:  any CPU with two cores and 4 GiB of memory.
 Time:      about half a minute a run on one core, 24 runs, after a stage 1 of two minutes for each start.
 Expected:  mean accuracy of `tango` 0.547 with all parameters, 0.531 with rank 32, 0.528 with 8 and 0.443 with 1:
-           configs/README.md, Adapters.
+           results/adapters.md.
 """
 
 from ml_collections import ConfigDict
 
 from tango_jax.cli.config_file import load_shipped
 
-RATE = 7e-4  # chosen by :rates, see README.md
+RATE = 7e-4  # chosen by :rates, see results/adapters.md
 
 
 def with_rank(rank: int, rate: float = RATE) -> dict:

@@ -4,7 +4,7 @@ Command:   python -m tango_jax.train --config=configs/last_letter_short.py --wor
 Hardware:  any CPU with two cores and 4 GiB of memory; nothing is downloaded.
 Time:      9 minutes on two cores.
 Expected:  seed 0: generator accuracy 0.20 to 0.93, verifier step macro-F1 0.49 to 1.00, outcome macro-F1 0.45 to 1.00.
-           All runs: last_letter_short_results.md.
+           All runs: results/last_letter_short.md.
 """
 
 from ml_collections import ConfigDict
@@ -31,7 +31,7 @@ def get_config() -> ConfigDict:
     verifier.sft.pack_length, verifier.sft.steps = 256, 600
     # At temperature 1 the verifier rejects one correct step in ten. Once nearly all solutions are correct, most
     # rejected steps belong to correct solutions, and a verdict that ignores the steps earns more reward: see
-    # last_letter_short_results.md.
+    # results/last_letter_short.md.
     verifier.temperature = 0.7
     config.rl.prompts_per_step, config.rl.samples_per_prompt = 20, 5
     config.rl.generator_steps, config.rl.warmup_steps = 60, 10

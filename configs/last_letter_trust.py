@@ -1,4 +1,4 @@
-"""The quickstart's setting after warm-ups of 0 to 20 turns, and longer problems, with and without trust: trust.md.
+"""The quickstart's setting after warm-ups of 0 to 20 turns, and longer problems, with and without trust.
 
 Command:   python -m tango_jax.ablate --config=configs/last_letter_trust.py:trusted --workdir=runs/trust
            and the same for the other PARTS, those of longer problems in a folder of their own;
@@ -6,7 +6,7 @@ Command:   python -m tango_jax.ablate --config=configs/last_letter_trust.py:trus
 Hardware:  any CPU with two cores and 8 GiB of memory.
 Time:      about half a minute a run on one core, 180 runs, after a stage 1 of two minutes for each start; of longer
            problems two minutes a run, 48 runs, after a stage 1 of fifteen minutes to half an hour.
-Expected:  trust.md.
+Expected:  results/trust.md.
 """
 
 from ml_collections import ConfigDict

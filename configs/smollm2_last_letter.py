@@ -10,7 +10,7 @@ Hardware:  a CPU with two cores and 16 GiB of memory; by estimate, any GPU with 
 Time:      stage 1 25 minutes on two cores; a turn of the generator 70 s on one core with `grpo`, 120 s with `tango`, of
            the verifier 150 s, an evaluation two minutes.
 Expected:  greedy accuracy on 96 held-out problems 0.39 after stage 1; after 18 generator steps 0.55 with `gold_steps`,
-           0.50 with `grpo` and 0.31 with `tango`, whose verifier errs too often: smollm2_last_letter_results.md.
+           0.50 with `grpo` and 0.31 with `tango`, whose verifier errs too often: results/smollm2_last_letter.md.
 """
 
 from ml_collections import ConfigDict

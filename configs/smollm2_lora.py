@@ -6,7 +6,7 @@ Command:   python -m tango_jax.ablate --config=configs/smollm2_lora.py:weights -
 Hardware:  a CPU with two cores and 24 GiB of memory.
 Time:      stage 1 of the generator ten minutes on two cores, of both roles half an hour; on one core, a run of `grpo`
            10 to 16 minutes with adapters and 21 with all parameters, of `tango` with adapters 25 to 30.
-Expected:  smollm2_lora.md.
+Expected:  results/smollm2_lora.md.
 """
 
 from ml_collections import ConfigDict

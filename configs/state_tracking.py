@@ -7,7 +7,7 @@ Command:   python -m tango_jax.train --config=configs/state_tracking.py --workdi
 Hardware:  any CPU with two cores and 4 GiB of memory; nothing is downloaded.
 Time:      stage 1 ten minutes on one core; 60 steps of `grpo` a minute and a half.
 Expected:  in one run from one start (task.data_seed 4), greedy accuracy of `grpo` from 0.24 to 1.0 within 42 generator
-           steps; with true step labels it is no faster. family.md has more arms in a harder setting.
+           steps; with true step labels it is no faster. results/family.md has more arms in a harder setting.
 """
 
 from ml_collections import ConfigDict

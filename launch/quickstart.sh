@@ -6,6 +6,6 @@ set -euo pipefail
 # shellcheck source=launch/_env.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/_env.sh"
 
-say "training on last-letter concatenation into runs/last_letter (4 to 8 minutes on two CPU cores)"
+say "training on last-letter concatenation into runs/last_letter (4 to 11 minutes on two CPU cores)"
 exec python -m tango_jax.train --config=configs/last_letter.py --workdir=runs/last_letter \
-  --config.compare_with=configs/last_letter.csv "$@"
+  --config.compare_with=configs/results/last_letter.csv "$@"

@@ -2,7 +2,7 @@
 
 Nothing that imports jax is imported here, so that `import tango_jax` starts no backend and a program can still set its
 XLA flags. Start reading at `tango_jax/train.py`; the letters at the end of an array's name are its axes.
-README.md (Reading the code) has their legend and the list of jitted functions.
+tango_jax/README.md has their legend and the list of jitted functions.
 
 Shapes come from fixed buckets and are compiled before the first turn. A prompt is computed once for all its samples, in
 sampling and in updates. A row's randomness depends on (seed, turn, row) alone, and results depend neither on packing

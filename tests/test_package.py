@@ -101,10 +101,11 @@ def test_the_wheel_holds_all_that_runs(wheel):
         for path in (ROOT / "tango_jax").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
     }
-    # A page, and the figures of another, are read in the repository.
-    pages = {name for name in package if name.startswith(("tango_jax/assets/", "tango_jax/planning/README.md",
-                                                             "tango_jax/planning/SPEED.md"))}  # fmt: skip
-    configs = {f"tango_jax/configs/{path.name}" for path in (ROOT / "configs").iterdir() if path.is_file()}
+    # Pages, and their figures, are read in the repository.
+    pages = {name for name in package if name.startswith("tango_jax/assets/") or (
+        name.endswith(".md") and "/vendor/" not in name)}  # fmt: skip
+    configs = {f"tango_jax/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*")
+               if path.is_file() and "__pycache__" not in path.parts}  # fmt: skip
     assert files == package - pages | configs
 
 

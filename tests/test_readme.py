@@ -1,4 +1,4 @@
-"""What the README shows works as it stands there: its Python runs, its commands are understood, its files exist."""
+"""What the pages show works as it stands there: their Python runs, commands are understood, links resolve."""
 
 import ast
 import inspect
@@ -31,16 +31,19 @@ from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.metrics import read_metrics
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-PAGES = ("README.md", "launch/README.md", "tango_jax/planning/README.md", "configs/predicted_times.md",
-         "tango_jax/planning/SPEED.md", *(f"configs/{name}.md" for name in (
-    "README", "last_letter_results", "last_letter_short_results")))  # fmt: skip
+SETTINGS = (ROOT / "configs/README.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"^```python\n(.*?)^```$", README + SETTINGS, re.MULTILINE | re.DOTALL)
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "README.md", *(page for folder in ("configs", "launch", "notebooks", "tango_jax")
+                                       for page in (ROOT / folder).rglob("*.md")))
+)  # fmt: skip
 COMMANDS = {module.__name__.removeprefix("tango_jax."): module.main for module in (
     train, sft, generate, sample, export, evaluate, grade, report, plan, bench, ablate)}  # fmt: skip
 
 
 def block(beginning: str) -> str:
-    """The one Python block of the README that has this text in its first line."""
+    """The one Python block of the two pages that has this text in its first line."""
     [text] = [text for text in PYTHON if beginning in text.splitlines()[0]]
     return text
 
@@ -57,7 +60,7 @@ def run_python(arguments: list[str], folder: Path) -> Finished:
 
 @pytest.fixture
 def sums(tmp_path, monkeypatch) -> Path:
-    """An otherwise empty folder with the README's config file, as the current one."""
+    """An otherwise empty folder with the page's config file, as the current one."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sums.py").write_text(block("load_shipped"))
     return tmp_path / "sums.py"
@@ -89,7 +92,7 @@ def test_the_readmes_own_task_reward_and_prompt(sums):
 
 REWARD, TASK = r"generator\.reward=sums\.py:reward: sums\.py", r"task\.name=sums\.py:make_task: sums\.py"
 TRIED = f"arm=tango, the generator's turn: {REWARD}"
-# What is changed in the README's file, and how the line begins that the command then ends with.
+# What is changed in the page's file, and how the line begins that the command then ends with.
 MISTAKES = {
     "no reward function": ("def reward(", "def rewards(", f"{REWARD} has no function 'reward'"),
     "no task function": ("def make_task(", "def make_tasks(", f"{TASK} has no function 'make_task'"),
@@ -142,12 +145,6 @@ def statements(source: str, name: str) -> list[str]:
     return [ast.unparse(one) for one in function.body if not isinstance(one, ast.Expr)]
 
 
-def test_the_turn_that_is_shown_is_the_real_one():
-    shown = [ast.unparse(one) for one in ast.parse(block("solutions, reward = t.until_full")).body]
-    assert len(shown) == 5
-    assert [text for text in statements(inspect.getsource(tango), "solve") if text in shown] == shown
-
-
 def test_the_readmes_own_arm(tmp_path, monkeypatch):
     """Its arm loads by name; its turn is tried, and is tango.solve but for one statement; by hand it gives the lowest
     step reward ahead."""
@@ -170,7 +167,7 @@ def test_the_readmes_own_arm(tmp_path, monkeypatch):
     np.testing.assert_allclose(found_BT, [[-1.5] * 4, [0.5, 0.5, 0.5, 0]], atol=1e-5)
 
 
-def test_a_solution_has_what_the_readme_uses():
+def test_a_solution_has_what_the_page_names():
     assert {"text", "is_correct", "format_score", "steps", "problem"} <= set(Solution.__dataclass_fields__)
 
 
@@ -236,7 +233,7 @@ def test_ones_own_problems_train_with_the_readmes_command(tmp_path):
     [shown] = [line for page, line in SHOWN if page == "README.md" and "--config=own_problems" in line]
     assert shlex.split(shown) == ["python", "-m", "tango_jax.train", "--config=own_problems", "--model=MODEL",
                                   "--problems=problems.jsonl", "--workdir=runs/mine"]  # fmt: skip
-    row = json.loads(re.search(r"Rows are plain, `(\{.*?\})`", README)[1])
+    row = json.loads(re.search(r"rows such as `(\{.*?\})`", README)[1])
     assert set(row) == {"question", "answer"}
     write_problems(tmp_path / "problems.jsonl", 5)
     write_tiny_folder(tmp_path / "MODEL")
@@ -256,7 +253,7 @@ def test_commands_are_found():
     assert len(SHOWN) > 15
     found = {re.match(r"python -m tango_jax\.(\w+)", line)[1] for _, line in SHOWN}
     assert found == set(COMMANDS)
-    assert ("README.md", "python -m tango_jax.train --config=sums.py") in SHOWN
+    assert ("configs/README.md", "python -m tango_jax.train --config=sums.py") in SHOWN
     assert commands_of("```bash\npython -m tango_jax.sft \\\n  --a=b\n```\n") == ["python -m tango_jax.sft    --a=b"]
 
 
@@ -284,18 +281,40 @@ def test_a_command_that_is_wrong_would_be_found(only_parse, line):
 # --------------------------------------------------------------------------------------------------------- the files
 
 
-def test_the_files_that_it_names_exist():
-    links, named = re.findall(r"\]\(([^)#:]+)\)", README), re.findall(r"`([\w/]+\.py)`", README)
-    assert len(links) > 8 and len(named) > 20
-    for name in links:
-        assert (ROOT / name).is_file(), name
-    for name in named:
-        assert any((folder / name).is_file() for folder in (ROOT, ROOT / "tango_jax")), name
+def anchors_of(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them: of several equal ones, all but the first get a number."""
+    found: dict[str, int] = {}
+    anchors = set()
+    for heading in re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL),
+                              re.MULTILINE):  # fmt: skip
+        name = re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        anchors.add(f"{name}-{found[name]}" if name in found else name)
+        found[name] = found.get(name, 0) + 1
+    return anchors
 
 
-def test_the_main_loop_is_as_long_as_it_says():
-    text = README[README.index("To understand the main loop") :]
-    files = re.findall(r"`([\w/]+\.py)`", text[: text.index("\n\n")])
-    lines = sum(len((ROOT / "tango_jax" / name).read_text().splitlines()) for name in files)
-    said = int(re.search(r"([\d,]+) lines in all", text)[1].replace(",", ""))
-    assert len(files) == 12 and said <= 2300 and said - 100 < lines <= said
+def broken_links(page: Path) -> list[str]:
+    """Links of a page to files that do not exist, or to headings that their page does not have."""
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        if not file.exists() or (anchor and anchor not in anchors_of(file.read_text(encoding="utf-8"))):
+            found.append(target)
+    return found
+
+
+def test_links_between_pages_resolve(tmp_path):
+    (tmp_path / "a.md").write_text("# One `of` two\n## Same\n## Same\n[x](a.md#one-of-two) [x](#same-1) [x](https://x.y)\n"
+                                   "[x](b.md) ![x](#same-2)\n")  # fmt: skip
+    assert broken_links(tmp_path / "a.md") == ["b.md", "#same-2"]
+    assert {page: found for page in PAGES if (found := broken_links(ROOT / page))} == {}
+
+
+@pytest.mark.parametrize("page", ["README.md", "configs/arms.md", "tango_jax/README.md"])
+def test_the_files_that_a_page_names_exist(page):
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / page).read_text(encoding="utf-8"))
+    folders = (ROOT, ROOT / "tango_jax", ROOT / "tango_jax/method")
+    assert named and [name for name in named if not any((folder / name).is_file() for folder in folders)] == []

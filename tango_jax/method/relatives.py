@@ -152,7 +152,7 @@ def judge_informed(t: Turn) -> Lesson:
     with c = MAX_NATS and p_0 the reference policy, the verifier at the start of reinforcement learning: the policy
     gradient of each next token's reverse KL to the teacher, clipped; what a token does to the KL of later ones is left
     out. As the code of 2601.18734 recommends, the teacher does not move: one with the student's weights would, and
-    nothing would keep the two from degrading together (configs/family.md).
+    nothing would keep the two from degrading together (configs/results/family.md).
     """
     lesson = tango.judge(t)
     judged, is_action_BT = lesson.responses, action_mask(t.config.verifier, lesson.responses.rollout)

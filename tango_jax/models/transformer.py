@@ -5,7 +5,7 @@ positions), Gemma 3 (norms before and after attention and MLP, windows, GeGLU) o
 queries and keys over all heads): RMSNorm, rotary positions, a gated MLP, grouped-query attention, tied or untied head.
 Layers may differ in what their attention sees and rotates (`LayerKind`), by a pattern that repeats.
 
-Axis letters, here and in the whole package, are those of README.md (Reading the code).
+Axis letters, here and in the whole package, are those of tango_jax/README.md.
 
 The layers' parameters are stacked on a leading L axis. Training scans over them with rematerialisation; sampling loops
 over them one by one (decode_layers.py).

@@ -1,7 +1,7 @@
 """What devices reach of their data sheets' rates in this kind of work, as others have measured it.
 
-The numbers follow from configs/published.csv: tests/support/published.py fits them, and configs/predicted_times.md sets
-every measurement beside what is predicted for it.
+The numbers follow from configs/results/published.csv: tests/support/published.py fits them, and predicted_times.md in
+that folder sets every measurement beside what is predicted for it.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """Mapping between Hugging Face's format and our parameters: families, tensor names and axes.
 
 Used for both import and export. A tensor in a file is a parameter with its axes in a different order and some of them
-merged: `q` is [D, H, E] here and a matrix [H*E, D] there. Axis letters are those of README.md.
+merged: `q` is [D, H, E] here and a matrix [H*E, D] there. Axis letters are those of tango_jax/README.md.
 """
 
 import dataclasses

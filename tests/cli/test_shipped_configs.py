@@ -155,7 +155,7 @@ def test_what_a_config_file_needs_or_does_not_take_is_named(arguments, tmp_path)
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_quickstart_has_stored_runs_to_stand_beside(seed):
-    config = load_config("last_letter", [f"seed={seed}", f"compare_with={ROOT / 'configs/last_letter.csv'}"])
+    config = load_config("last_letter", [f"seed={seed}", f"compare_with={ROOT / 'configs/results/last_letter.csv'}"])
     stored = stored_curves(config)
     assert set(stored) >= {"grpo", "gold_steps"}
     found = {(row.setup, row.method) for curve in stored.values() for row in curve.evaluations}

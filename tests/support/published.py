@@ -1,5 +1,5 @@
-"""How the shares of tango_jax/planning/shares.py follow from configs/published.csv. Prints every measurement beside
-what is predicted for it, as configs/predicted_times.md has them.
+"""How the shares of tango_jax/planning/shares.py follow from configs/results/published.csv. Prints every measurement
+beside what is predicted for it, as predicted_times.md in that folder has them.
 
 PYTHONPATH=tests python -m support.published
 
@@ -30,7 +30,7 @@ from tango_jax.planning.shares import GENERATIONS, Shares
 from tango_jax.planning.targets import TARGETS, Target
 from tango_jax.planning.times import TimeModel
 
-ROWS_FILE = ROOT / "configs/published.csv"
+ROWS_FILE = ROOT / "configs/results/published.csv"
 # A GPU that others have measured on and that is no target of a plan; NVIDIA's data sheet. verl's log does not name it:
 # by its own count it reaches 0.78 of a rate, which its seconds and tokens make 148 TFLOP/s.
 H20 = dataclasses.replace(TARGETS["h100"], name="h20", flops=148e12, flops_float32=74e12, read=4.0e12)

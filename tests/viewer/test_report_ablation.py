@@ -1,6 +1,6 @@
 """The report of a real ablation, as a reader uses it: six arms over three seeds of configs/last_letter_short.py.
 
-The runs are those of configs/last_letter_short_results.md from start B with the verifier at temperature 1: every
+The runs are those of configs/results/last_letter_short.md from start B with the verifier at temperature 1: every
 metric, and the rollouts of every tenth turn.
 """
 
