@@ -46,9 +46,9 @@ from tango_jax.tracking.plots import WIDTH, make_figure, style
 
 ROW_HEIGHT = 0.26  # inches
 NOTE = """\
-Means of starts, or the seeds of a single start, stand in round brackets, 95 % t intervals over them in square ones.
-Differences, shares of the gap and ratios are over pairs: runs of the same start and seed, over the generator steps that
-both have. † differs from the reference in more than the arm: in the setting of its name, or in prompts or stage 1."""
+Round brackets: means of starts, or the seeds of a single start. Square brackets: 95 % t intervals over them. Differences,
+shares of the gap and ratios are over pairs: runs of the same start and seed, over the generator steps that both have.
+† differs from the reference in more than the arm: in the setting of its name, or in prompts, weights or stage 1."""
 
 
 class Member(NamedTuple):

@@ -118,7 +118,7 @@ def is_paired(own: Curve, stored: dict[str, Curve]) -> bool:
 
 
 def _is_other_start(own: Curve, curve: Curve) -> bool:
-    if differing(own, curve) & {"generator_start", "verifier_start"}:
+    if differing(own, curve) & {"generator_start", "verifier_start", "weights"}:
         return True
     first, other = own.evaluations[0], curve.evaluations[0]
     if all((first.generator_start, first.verifier_start, other.generator_start, other.verifier_start)):

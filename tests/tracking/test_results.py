@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from support.ablation_cases import evaluation
+from support.ablation_cases import evaluation, run_rows
 from tango_jax.config import default_config
 from tango_jax.loop.describe import describe_results
 from tango_jax.records import Problem, Solution, Verification
@@ -103,6 +103,22 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     assert line.startswith("this run is not compared with stored ones: ") and "cannot be read" in line
     config.compare_with = ""
     assert compare(config, tmp_path) == []
+
+
+@pytest.mark.parametrize("theirs, is_told", [("a" * 12, True), ("", False)])
+def test_runs_from_other_checkpoints_are_no_pairs(tmp_path, theirs, is_told):
+    """Equal scores are no proof of equal weights, and this table has no digests of the starts."""
+    config = default_config()
+    config.task.data_seed, config.compare_with = 3, str(tmp_path / "stored.csv")
+    write_table(run_rows("grpo", (0.0, 0.5), weights=theirs), config.compare_with)
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        for step in (0, 10):
+            writer.append({"step": step, "phase": "eval", "generator_step": step, "generator/accuracy": step / 20,
+                           "verifier/pool/step_f1": 0.5})
+    write_json_atomic(tmp_path / "summary.json", {})
+    attempt = {"weights": {"generator.checkpoint": "d"}}
+    write_json_atomic(tmp_path / "provenance.json", {"attempts": [attempt], "files": {}})
+    assert any(line.startswith("these are not paired: ") for line in compare(config, tmp_path)) == is_told
 
 
 def pair(number: int, is_correct: bool, verdict: str, judgements: tuple = (True, False), steps: int = 2):
