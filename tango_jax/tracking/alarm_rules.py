@@ -272,7 +272,7 @@ def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Limits
             f"in {share:.1%} of the {role}'s groups all samples have the same reward{f' ({known})' * bool(known)}: no "
             "learning signal",
             f"{limits.groups_without_signal}",
-            "a reward near 0: the task is too hard, or the parser or grader rejects everything; near 1: it is too easy; "
+            "a reward near 0: the task is too hard, or the parser or grader rejects everything; near 1: it is easy; "
             f"otherwise raise {role}.temperature or rl.samples_per_prompt",
         )
     # Not logged without a reference policy (loss.kl_coef=0): whether the weights move is then not known here.
