@@ -46,8 +46,8 @@ from tango_jax.tracking.plots import WIDTH, make_figure, style
 
 ROW_HEIGHT = 0.26  # inches
 NOTE = """\
-Round brackets: means of starts, or the seeds of a single start. Square brackets: 95 % t intervals over them. Differences,
-shares of the gap and ratios are over pairs: runs of the same start and seed, over the generator steps that both have.
+Round brackets: means of starts, or the seeds of a single start. Square brackets: 95 % t intervals over them. Comparisons
+are over pairs: runs of the same start and seed, over the generator steps that both have.
 † differs from the reference in more than the arm: in the setting of its name, or in prompts, weights or stage 1."""
 
 

@@ -1,21 +1,14 @@
-"""Estimates with 95 % intervals, of two kinds that answer two questions. Takes outcomes or measures, returns estimates.
+"""Estimates with 95 % intervals, of two kinds. Takes outcomes or measures, returns estimates.
 
-**Over problems** (`share_of`, `bootstrap_means`, ...): how much would a figure of one model vary with another draw of
-problems? A share of yes-or-no outcomes gets Wilson's interval, which is accurate near 0 and 1 and for as few as 30
-problems; everything else gets the percentile bootstrap over problems with a fixed seed, so that the same rows always
-give the same table. An average over sets takes draws of each; where a set's outcomes are all alike, and resampling
-shows no spread, they come from Jeffreys' posterior.
+**Over problems** (`share_of`, `bootstrap_means`, ...): how much would a figure of one model vary with other problems? A
+share gets Wilson's interval; everything else gets the percentile bootstrap over problems, with a fixed seed. An average
+over sets takes draws of each; a set whose outcomes are all alike draws from Jeffreys' posterior.
 
-**Over starts** (`estimate`, `difference`, `ratio`, `gap_share`): how much would a figure of one method vary with
-another draw of starts and seeds? A run is known by its unit, (start, seed): arms of one unit have the same stage 1 and
-see the same problems, so arms are compared unit by unit, in pairs.
-
-With several starts, an interval is Student's t interval of the means over each start's seeds, with one degree of
-freedom less than there are starts: runs of one start have more in common than others, so starts and not runs are the
-independent observations. It holds for as few as three starts, where a bootstrap of starts is too narrow. With one start
-it is the t interval of the seeds, which says nothing about other starts. A ratio of means is linearised about its value
-(the delta method), that of steps or tokens on a logarithmic scale. A mean is the mean of its starts' means, each of
-which counts alike; no interval leaves the range that its measure has.
+**Over starts** (`estimate`, `difference`, `ratio`, `gap_share`): how much would a figure of one method vary with other
+starts and seeds? A run is known by its unit, (start, seed); arms are compared unit by unit. Intervals are Student's t
+over the means of the starts, since seeds of one start have more in common than others. With one start they are over its
+seeds, and say nothing about other starts. A ratio of means is linearised (the delta method), that of steps or tokens
+on a logarithmic scale. No interval leaves the range that its measure has.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +20,14 @@ from scipy import special
 
 Z_95 = 1.959963984540054  # of the normal distribution
 RESAMPLES = 2000
-_CHUNK = 100  # resamples computed at once: 15,000 problems x 2,000 resamples would take 240 MB
+_CHUNK = 100  # resamples computed at once, for memory
 _SEED = 0
-MIN_FOR_INTERVAL = 5  # with fewer runs every one of them is shown instead
+MIN_FOR_INTERVAL = 5  # runs; fewer are shown one by one
 Unit = tuple[int, int]  # (start, seed)
 
 
 class Estimate(NamedTuple):
-    """A figure with its 95 % interval; NaN where the rows or runs do not determine it, or its bounds."""
+    """A figure with its 95 % interval; NaN where it is not determined."""
 
     value: float
     low: float
@@ -48,10 +41,7 @@ _UNKNOWN = Estimate(*[float("nan")] * 3)
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's score interval of a share among `count` independent outcomes, at 95 %.
-
-    Written out, because scipy.stats.binomtest takes whole numbers of successes only: a mean over samples has none.
-    """
+    """Wilson's score interval at 95 %. (scipy.stats.binomtest takes whole numbers of successes only.)"""
     if count == 0:
         return float("nan"), float("nan")
     shrink = 1 + Z_95**2 / count
@@ -62,7 +52,6 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def share_of(outcomes: Sequence[bool] | np.ndarray) -> Estimate:
-    """The share of True among yes-or-no outcomes."""
     outcomes = np.asarray(outcomes, bool)
     if not outcomes.size:
         return _UNKNOWN
@@ -70,7 +59,7 @@ def share_of(outcomes: Sequence[bool] | np.ndarray) -> Estimate:
 
 
 def bootstrap_means(values_OA: np.ndarray) -> list[Estimate]:
-    """The mean of each column: one number per problem, between 0 and 1 in all of them."""
+    """The mean of each column of numbers between 0 and 1."""
     count, columns = values_OA.shape
     if not count:
         return [_UNKNOWN] * columns
@@ -85,7 +74,7 @@ def bootstrap_means(values_OA: np.ndarray) -> list[Estimate]:
 
 
 def paired_differences(values_OA: np.ndarray, baseline_O: np.ndarray) -> list[Estimate]:
-    """The mean of each column minus that of the baseline: paired, so that hard problems do not hide a difference."""
+    """The mean of each column minus the baseline's, paired by problem."""
     gaps_OA = values_OA - baseline_O[:, None]
     draws_JA = resample(gaps_OA, lambda sums_JA: sums_JA / len(gaps_OA))
     return [
@@ -94,7 +83,7 @@ def paired_differences(values_OA: np.ndarray, baseline_O: np.ndarray) -> list[Es
 
 
 def estimate_from_sums(columns_OA: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> Estimate:
-    """A figure computed from column sums, such as F1 from counts; `statistic_fn` maps sums to values_J."""
+    """A figure computed from column sums, such as F1 from counts."""
     if not len(columns_OA):
         return _UNKNOWN
     value = statistic_fn(np.asarray(columns_OA, float).sum(axis=0, keepdims=True))[0]
@@ -102,7 +91,7 @@ def estimate_from_sums(columns_OA: np.ndarray, statistic_fn: Callable[[np.ndarra
 
 
 def resample(columns_OA: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Return the statistic of J bootstrap resamples of the rows, computed from their column sums."""
+    """The statistic of J bootstrap resamples of the rows, from their column sums."""
     columns_OA = np.asarray(columns_OA, float)
     rng, count = np.random.default_rng(_SEED), len(columns_OA)
     parts = []
@@ -113,10 +102,7 @@ def resample(columns_OA: np.ndarray, statistic_fn: Callable[[np.ndarray], np.nda
 
 
 def percentile_interval(draws_J: np.ndarray) -> tuple[float, float]:
-    """The middle 95 % of the draws; a resample that does not determine the figure (NaN) is left out.
-
-    NaN if all draws are equal: resampling identical rows shows no variation, but this does not mean certainty.
-    """
+    """The middle 95 % of the finite draws. NaN if all are equal: identical rows do not mean certainty."""
     draws_J = draws_J[np.isfinite(draws_J)]
     if not draws_J.size or np.ptp(draws_J) == 0:
         return float("nan"), float("nan")
@@ -125,7 +111,7 @@ def percentile_interval(draws_J: np.ndarray) -> tuple[float, float]:
 
 
 def share_draws(outcomes: Sequence[bool] | np.ndarray) -> np.ndarray:
-    """Draws of the share of True among yes-or-no outcomes, for `mean_over_sets`."""
+    """Draws of a share, for `mean_over_sets`."""
     outcomes = np.asarray(outcomes, float)
     if np.ptp(outcomes) == 0:
         return jeffreys_draws(outcomes)[0]
@@ -133,14 +119,13 @@ def share_draws(outcomes: Sequence[bool] | np.ndarray) -> np.ndarray:
 
 
 def jeffreys_draws(*outcomes: Sequence[bool] | np.ndarray) -> list[np.ndarray]:
-    """For each of several lists of yes-or-no outcomes, independent draws of the share of True, given a Beta(1/2, 1/2)
-    prior."""
+    """For each list of outcomes, independent draws of the share of True, given a Beta(1/2, 1/2) prior."""
     rng = np.random.default_rng(_SEED)
     return [rng.beta(np.sum(each) + 0.5, np.sum(np.logical_not(each)) + 0.5, RESAMPLES) for each in outcomes]
 
 
 def mean_over_sets(values: list[float], draws: list[np.ndarray]) -> Estimate:
-    """The mean over sets that were drawn independently of each other, such as the average of ProcessBench's four."""
+    """The mean over independent sets, such as ProcessBench's four."""
     rng = np.random.default_rng(_SEED)
     # Every set was resampled with the same seed: without a new order they would rise and fall together.
     mixed_J = np.mean([rng.permutation(draws_J) for draws_J in draws], axis=0)
@@ -153,14 +138,13 @@ def mean_over_sets(values: list[float], draws: list[np.ndarray]) -> Estimate:
 
 
 def paired(*measures: Mapping[Unit, float]) -> tuple[list[Unit], np.ndarray]:
-    """The units that all arms have, and the measure of each arm there, float [units, arms]."""
+    """The units that all arms have, and their measures there, float [units, arms]."""
     units = [unit for unit in measures[0] if all(unit in measure for measure in measures)]
     return units, np.array([[measure[unit] for measure in measures] for unit in units], float)
 
 
 def independent_means(units: Sequence[Unit], values_UA: np.ndarray) -> np.ndarray:
-    """The independent observations among values of U units, float [O, A]: the mean over each start's units,
-    or with one start the units themselves."""
+    """The independent observations, float [O, A]: means over each start's units or, with one start, its units."""
     starts = np.array([start for start, _ in units])
     if len(set(starts.tolist())) < 2:
         return values_UA
@@ -170,7 +154,7 @@ def independent_means(units: Sequence[Unit], values_UA: np.ndarray) -> np.ndarra
 def t_interval(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean over O independent observations, float [O, ...], and the bounds of its 95 % t interval, float [...] each.
 
-    Bounds are NaN with one observation, or where all are alike: identical runs do not mean certainty.
+    Bounds are NaN with one observation, or where all are alike.
     """
     count, mean = len(observations), observations.mean(axis=0)
     if count < 2:
@@ -183,18 +167,17 @@ def t_interval(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def estimate(values: Mapping[Unit, float], most: float = np.inf) -> Estimate:
-    """The mean over units, with its interval, of a measure in [0, most]."""
+    """The mean over units of a measure in [0, most]."""
     value, low, high = _mean(*paired(values), lambda means_OA: means_OA[:, 0])
     return Estimate(value, float(np.maximum(low, 0.0)), float(np.minimum(high, most)))
 
 
 def difference(more: Mapping[Unit, float], less: Mapping[Unit, float]) -> Estimate:
-    """Mean of one arm's measure minus the mean of another's, paired."""
     return _mean(*paired(more, less), lambda means_OA: means_OA[:, 0] - means_OA[:, 1])
 
 
 def ratio(over: Mapping[Unit, float], under: Mapping[Unit, float]) -> Estimate:
-    """Mean of one arm's measure over the mean of another's, paired; neither is negative. Unknown where one is 0."""
+    """Mean of one arm's measure over the mean of another's, paired. Unknown where one is 0."""
     units, values_UA = paired(over, under)
     if not units or not values_UA.any(axis=0).all():
         return _UNKNOWN
@@ -206,9 +189,9 @@ def ratio(over: Mapping[Unit, float], under: Mapping[Unit, float]) -> Estimate:
 def gap_share(
     arm: Mapping[Unit, float], low: Mapping[Unit, float], high: Mapping[Unit, float]
 ) -> Estimate:
-    """Share of the gap between two arms that a third closes, (arm - low) / (high - low), of mean measures, paired.
+    """Share of a gap that an arm closes, (arm - low) / (high - low), of mean measures, paired.
 
-    NaN where the gap is 0, or where there are runs enough for an interval and that of the gap includes 0.
+    NaN where the gap is 0 or, with runs enough for an interval, where that includes 0.
     """
     units, values_UA = paired(arm, low, high)
     gap = _mean(units, values_UA, lambda means_OA: means_OA[:, 2] - means_OA[:, 1])
@@ -220,14 +203,13 @@ def gap_share(
 def _mean(
     units: Sequence[Unit], values_UA: np.ndarray, contrast_fn: Callable[[np.ndarray], np.ndarray]
 ) -> Estimate:
-    """The mean of a contrast of A measures over the independent observations."""
     if not len(units):
         return _UNKNOWN
     return Estimate(*(float(bound) for bound in t_interval(contrast_fn(independent_means(units, values_UA)))))
 
 
 def _ratio(units: Sequence[Unit], over_U1: np.ndarray, under_U1: np.ndarray) -> Estimate:
-    """Ratio of means, with the interval of its linear approximation, value + (over - value * under) / mean(under)."""
+    """Ratio of means, with the interval of value + (over - value * under) / mean(under)."""
     over_O, under_O = (independent_means(units, part_U1)[:, 0] for part_U1 in (over_U1, under_U1))
     with np.errstate(divide="ignore", invalid="ignore"):
         value = over_O.mean() / under_O.mean()
@@ -236,5 +218,5 @@ def _ratio(units: Sequence[Unit], over_U1: np.ndarray, under_U1: np.ndarray) -> 
 
 
 def has_interval(units: Sequence[Unit]) -> bool:
-    """Whether there are independent observations enough for a band or a bar to show an interval, not their range."""
+    """Whether there are independent observations enough for an interval."""
     return len(independent_means(units, np.zeros((len(units), 1)))) >= MIN_FOR_INTERVAL

@@ -3,12 +3,14 @@
     {"attempts": [one record a start: time, command, versions, commit, devices ... (runtime/process.py),
                   "files": {key: sha256}, "weights": {key: digest}],
      "files": {key: {"path", "sha256", "copy"}} of the last start, with the copies in WORKDIR/user_files,
-     "arm": the record of the arm (method/own_arm.py)}
+     "arm": the record of the arm (method/own_arm.py),
+     "earlier": {key: digest} of the files of a method that was given up for the one of now}
 """
 
 import dataclasses
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from tango_jax.weights.source import kind_of
 from tango_jax.weights.workdir import identify_weights
 
 PROVENANCE = "provenance.json"
+GIVEN_UP = "provenance.before.json"  # what you rename it to, to go on with another method
 COPIES = "user_files"  # folder in the workdir
 FUNCTIONS = ("arm", "task.name", "task.grader", *(f"{role}.{name}" for role in ROLES
                                                   for name in ("reward", "loss.algorithm", "loss.term")))  # fmt: skip
@@ -53,6 +56,8 @@ class Provenance:
         """Write it into the workdir, unless it is there. For the first process. Raises OSError."""
         entries, stored = _entries(self.files), read_provenance(workdir)
         attempt = self.facts | {"files": _digests(entries), "weights": self.weights}
+        if not stored and (before := _read(workdir / GIVEN_UP)):
+            stored = before | {"earlier": method_digests(before)}
         attempts = stored.get("attempts", [])
         if attempts and attempts[-1] == json.loads(json.dumps(attempt)):
             return
@@ -106,8 +111,10 @@ def _check_method(config: ConfigDict, workdir: Path) -> None:
     differing = [key for key in sorted(then | now) if then.get(key) != now.get(key) and key not in TEMPLATES]
     if differing:
         told = "; ".join(_difference(key, before.get(key), files.get(key), workdir) for key in differing)
+        accept = shlex.join(["mv", str(workdir / PROVENANCE), str(workdir / GIVEN_UP)])
         raise ValueError(f"{workdir} holds a run that was begun with another method ({told}): put back what was there, "
-                         "or choose another --workdir")
+                         f"choose another --workdir, or accept the change with `{accept}`, after which the run "
+                         "compares with none that was made by one method alone")
 
 
 def _difference(key: str, then: dict | None, now: dict | None, workdir: Path) -> str:
@@ -162,7 +169,10 @@ def _weights(config: ConfigDict) -> dict[str, str]:
 
 def read_provenance(workdir: Path) -> dict[str, Any]:
     """What is stored in a workdir; empty where nothing is. Raises ValueError for a damaged file."""
-    path = workdir / PROVENANCE
+    return _read(workdir / PROVENANCE)
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -175,8 +185,7 @@ def read_provenance(workdir: Path) -> dict[str, Any]:
 
 
 def method_digests(stored: Mapping[str, Any]) -> dict[str, str]:
-    """{key: digest} of the functions and templates that a run was made with."""
-    # Earlier versions could go on with another method.
+    """{key: digest} of the functions and templates that a run was made with, those given up included."""
     earlier = {f"{key} before": digest for key, digest in stored.get("earlier", {}).items()}
     return _digests(stored.get("files", {})) | earlier
 

@@ -1,7 +1,4 @@
-"""The result files of a finished run, meant for people: summary.json, curves.png and transcripts.md.
-
-Takes the run's metrics rows and its final solutions and verifications; runs once, after the last turn.
-"""
+"""The result files of a finished run: summary.json, curves.png and transcripts.md."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +19,7 @@ TRANSCRIPTS = 6  # annotated examples in transcripts.md
 
 
 def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: float) -> dict:
-    """Return the summary of a run, computed from its metrics; the verifier's scores are those on the fixed pool."""
+    """The summary of a run; the verifier's scores are those on the fixed pool."""
     evaluations = [row for row in rows if row["phase"] == "eval"]
     first, last = evaluations[0], evaluations[-1]
     gaps = [row[name] for row in rows for role in ROLES if (name := f"{role}/logprob_gap_max") in row]
@@ -54,12 +51,9 @@ def write_results(
     seconds: float,
     start: Mapping[str, str] = {},
 ) -> dict:
-    """Write all files and return the summary. summary.json is written last: it marks the run as finished.
+    """Write all files and return the summary, which is written last: it marks the run as finished.
 
-    Args:
-        compiles: programs compiled after the warm-up.
-        seconds: duration of the run.
-        start: digests of what the run started from (loop/resume.py fingerprints_of).
+    `compiles`: programs compiled after the warm-up. `start`: digests of what the run started from (loop/resume.py).
     """
     summary = summarize(config, rows, compiles, seconds)
     summary |= {"provenance": summary_of(read_provenance(workdir)) | {"start": dict(start)}}
@@ -71,16 +65,11 @@ def write_results(
 
 
 def is_finished(workdir: Path) -> bool:
-    """Whether the run is complete: the summary is the last of its files."""
     return (workdir / "summary.json").exists()
 
 
 def transcripts(solutions: Sequence[Solution], verifications: Sequence[Verification], count: int) -> str:
-    """Return Markdown for `count` held-out problems: every step with its judgement, the verdict and the grade.
-
-    Takes one problem of each kind in turn: those where verdict and grade disagree first, then wrong, then right
-    solutions. The introduction says so, and gives the figures over all problems.
-    """
+    """Markdown for `count` held-out problems, in turn one of each kind (`_interest`)."""
     pairs = list(zip(solutions, verifications, strict=True))
     kinds = sorted({_interest(pair) for pair in pairs})
     by_kind = [[pair for pair in pairs if _interest(pair) == kind] for kind in kinds]
@@ -92,7 +81,7 @@ def transcripts(solutions: Sequence[Solution], verifications: Sequence[Verificat
 
 
 def _interest(pair: tuple[Solution, Verification]) -> tuple[bool, bool]:
-    """What problems are chosen by, most instructive first: (verdict and grade agree, the answer is right)."""
+    """(verdict and grade agree, the answer is right): the most instructive kind comes first."""
     solution, verification = pair
     return verification.verdict == ("CORRECT" if solution.is_correct else "INCORRECT"), solution.is_correct
 

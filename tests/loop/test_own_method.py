@@ -1,6 +1,8 @@
 """Runs whose method is in a user's files: what they store of it, and that they go on under no other one unnoticed."""
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,7 @@ def place(made):
     yield made
     made.write()
     (made.workdir / "provenance.json").write_bytes(stored)
+    (made.workdir / "provenance.before.json").unlink(missing_ok=True)
 
 
 def refused(start_fn, *args) -> str:
@@ -91,13 +94,14 @@ def test_the_workdir_says_what_the_run_was_made_with(made):
     assert summary["jax"] == attempt["jax"] and summary["files"] == attempt["files"] == method_digests(stored)
 
 
-def test_an_edited_reward_is_refused_until_it_is_put_back(place, capsys):
+def test_an_edited_reward_is_refused_until_it_is_accepted(place, capsys):
     place.reward.write_text(REWARD.replace("0.001", "0.002"))
     message = refused(place.start)
     assert message.startswith(f"{place.workdir} holds a run that was begun with another method (generator.reward: "
                               f"{place.reward} has changed; {place.workdir}/user_files/")
-    assert message.endswith("put back what was there, or choose another --workdir")
-    place.reward.write_text(REWARD)
+    accept = message.rpartition("accept the change with `")[2].partition("`")[0]
+    assert accept == shlex.join(["mv", f"{place.workdir}/provenance.json", f"{place.workdir}/provenance.before.json"])
+    subprocess.run(shlex.split(accept), check=True)
     place.start(console=Console())
     assert "holds a finished run" in capsys.readouterr().out
 

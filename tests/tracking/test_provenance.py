@@ -101,11 +101,28 @@ def test_an_edited_function_is_refused_once_something_depends_on_it(config, tmp_
     file.write_text("def f(*records):\n    return 2.0\n")
     with pytest.raises(ValueError, match=rf"\(verifier\.reward: {file} has changed; .*/\w+-own\.py is a copy of"):
         begin(config, workdir, SILENT)
+    (workdir / "provenance.json").rename(workdir / "provenance.before.json")
+    start(config, workdir)
+    check_method(config, workdir)
 
 
-def test_a_method_that_an_earlier_version_gave_up_still_counts():
-    stored = {"attempts": [{}], "files": {"arm": {"sha256": "b"}}, "earlier": {"arm": "a"}}
-    assert method_digests(stored) == {"arm": "b", "arm before": "a"}
+def test_a_method_that_was_given_up_is_shown_and_counts(config, tmp_path):
+    workdir, own = tmp_path / "run", tmp_path / "verifier" / "own.py"
+    start(config, workdir)
+    before = method_digests(read_provenance(workdir))
+    for number in (1, 2):
+        own.write_text(f"def f(*records):\n    return {number}.0\n")
+        with pytest.raises(ValueError, match=rf"`mv {workdir}/provenance.json {workdir}/provenance.before.json`"):
+            check_method(config, workdir)
+        (workdir / "provenance.json").rename(workdir / "provenance.before.json")
+        start(config, workdir)
+    stored, digest = read_provenance(workdir), before["verifier.reward"]
+    own_lines = [line for line in describe(stored) if "verifier.reward: own.py, sha256" in line]
+    assert [line[:8] for line in own_lines] == ["start 1:", "start 2:", "start 3:"] and digest[:12] in own_lines[0]
+    start(config, tmp_path / "another")  # of the last method alone
+    alone = method_digests(read_provenance(tmp_path / "another"))
+    assert alone.items() < method_digests(stored).items()
+    assert method_digests(stored)["verifier.reward before before"] == digest
 
 
 def test_all_starts_are_described(config, tmp_path):
