@@ -6,14 +6,12 @@
 
 Writes a run (see tango_jax.train) in DIR/<arm>/seed_<n>/, or with a grid in DIR/<cell>/<arm>/seed_<n>/, then
 DIR/ablation.csv with every evaluation of every run, DIR/ablation.md, and DIR/ablation.png or, with a grid, DIR/figures.
-If interrupted, the same command resumes. Every run is reported, and arms, seeds and cells can be added to a finished
-experiment: --keys=ablation describes its settings.
+The same command resumes. Arms, seeds and cells can be added to a finished experiment: see --keys=ablation.
 
     python -m tango_jax.ablate --figures=runs/map/ablation.csv --out=figures [--setting=rl_words=2-6] [--against=grpo]
 
-draws the figures from tables alone (several: --figures A.csv B.csv), and prints and writes a summary. --setting chooses
-the setting of what_it_bought.png. --against compares all arms of all settings with one, ARM or ARM:SETTING, in pairs,
-also over equal tokens.
+draws figures from tables, and prints and writes a summary. --setting chooses the setting of what_it_bought.png.
+--against compares all arms of all settings with one, ARM or ARM:SETTING, in pairs, also over equal tokens.
 """
 
 import sys
@@ -58,7 +56,7 @@ def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
 
 
 def made_with(plan: Plan) -> str:
-    """The end of the summary: code, machine and user's files of the runs, those together that agree in them."""
+    """The end of the summary: code, machine and files of the runs, once for those that agree."""
     by_lines: dict[tuple[str, ...], list[str]] = {}
     for run in plan.runs:
         if lines := describe(read_provenance(run.folder)):
@@ -68,12 +66,7 @@ def made_with(plan: Plan) -> str:
 
 
 def redraw(argv: Sequence[str]) -> None:
-    """Draw the figures of tables, and print their summary.
-
-    Raises:
-        ValueError: a mistake in the arguments or in a table.
-        OSError: a file cannot be written.
-    """
+    """Draw the figures of tables, and print their summary. Raises ValueError and OSError."""
     parser = Parser("ablate", __doc__)
     parser.add_argument("--figures", metavar="FILE", nargs="+", required=True, help="tables of experiments")
     parser.add_argument("--out", metavar="DIR", default="figures", help="default: %(default)s")

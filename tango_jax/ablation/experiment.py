@@ -12,7 +12,7 @@ from tango_jax.ablation.workers import Job, run_jobs
 from tango_jax.config import ROLES, flatten
 from tango_jax.loop.run import rehearsed, run_or_resume
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.method.own_arm import make_schedule, shares_policy
+from tango_jax.method.own_arm import shares_policy
 from tango_jax.rl.policy import Policy, make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import require
@@ -32,11 +32,10 @@ class Outcome(NamedTuple):
 
 
 def run_experiment(plan: Plan, console: Console) -> Outcome:
-    """Make what is missing of a plan. Its table is written after every run, of those that are finished by then.
+    """Make what is missing of a plan. Its table is written after every run.
 
     Raises:
-        ValueError: what is in the workdir was made with other settings; or several workers where they cannot be.
-            With one worker also what a run raises.
+        ValueError: the workdir was made with other settings; or there cannot be several workers.
         Preempted: SIGTERM was received; all states are saved.
     """
     workers, results = plan.config.ablation.workers, Results(plan)
@@ -53,8 +52,6 @@ def run_experiment(plan: Plan, console: Console) -> Outcome:
 
 
 class Results:
-    """The table of the runs that are finished, which grows while others go on."""
-
     def __init__(self, plan: Plan):
         self._plan, self._rows = plan, {}
 
@@ -93,33 +90,29 @@ def _run_stage_one(
 
 def _run_in_workers(plan: Plan, results: Results, console: Console) -> dict[str, str]:
     preemption, workers = hosts.Preemption(), plan.config.ablation.workers
-    stage_ones = [stage for stage in stage_ones_of(plan.unfinished()) if not stage.is_finished()]
-    for stage in [stage for stage in stage_ones if stage.folder == plan.workdir]:
-        # This process has locked that folder, and so does the work itself.
-        _run_stage_one(stage, _SharedPolicies(), console, preemption)
-        stage_ones.remove(stage)
-    jobs = {}
-    for stage in stage_ones:
-        logs = {stage.folder / "sft" / role / "metrics.jsonl": stage.config[role].sft.steps for role in stage.roles}
-        jobs[stage.folder] = Job(f"stage_one/{stage.folder.name}", "sft", stage.config, stage.folder, logs)
-    failed = run_jobs("Stage 1", list(jobs.values()), workers, console, preemption)
-    is_lost = {run.folder: run.stage_one is not None and run.stage_one.folder in jobs
-               and jobs[run.stage_one.folder].name in failed for run in plan.runs}  # fmt: skip
-    jobs = [Job(run.name, "train", run.config, run.folder,
-                {run.folder / "metrics.jsonl": make_schedule(run.config).num_turns}, run.is_finished())
-            for run in plan.runs if not is_lost[run.folder]]  # fmt: skip
+    runs, stages = plan.unfinished(), {}
+    for stage in stage_ones_of(runs):
+        if stage.is_finished():
+            continue
+        if stage.folder == plan.workdir:  # which this process has locked, as the work itself would
+            _run_stage_one(stage, _SharedPolicies(), console, preemption)
+        else:
+            stages[stage.folder] = Job(f"stage_one/{stage.folder.name}", "sft", stage.config, stage.folder)
+    failed = run_jobs("Stage 1", list(stages.values()), workers, console, preemption)
+    lost = {folder for folder, job in stages.items() if job.name in failed}
+    is_lost = {run.name: run.stage_one is not None and run.stage_one.folder in lost for run in runs}
+    jobs = [Job(run.name, "train", run.config, run.folder) for run in runs if not is_lost[run.name]]
     failed |= run_jobs("Runs", jobs, workers, console, preemption, results.write)
     _keep_settings(plan)
-    return failed | {run.name: "its stage 1 failed" for run in plan.runs if is_lost[run.folder]}
+    return failed | {name: "its stage 1 failed" for name in is_lost if is_lost[name]}
 
 
 def _keep_settings(plan: Plan) -> None:
-    """Store the settings of the experiment, now that something depends on them."""
     save_config(plan.config, plan.workdir / "config.json")
 
 
 class _SharedPolicies:
-    """The policies of the last run, and with them all that is compiled, for the next one if it has the same roles."""
+    """The policies of the last run, with all that is compiled, for a next one with the same roles."""
 
     def __init__(self):
         self._key, self._policies = "", {}
@@ -133,7 +126,7 @@ class _SharedPolicies:
 
 
 def _roles_key(config: ConfigDict) -> str:
-    """All that policies are made of: the settings of both roles, but for where they start, and the tokenizer."""
+    """All that policies are made of: the settings of the roles without their start, and the tokenizer."""
     settings = flatten(config)
     roles = {key: value for key, value in settings.items()
              if key.split(".")[0] in ROLES and not key.endswith(".init_from")}  # fmt: skip

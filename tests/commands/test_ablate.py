@@ -258,7 +258,7 @@ def test_the_table_of_a_grid_tells_settings_from_starts(grid):
     }  # fmt: skip
     assert {float(row["alpha"]) for row in rows if row["setting"]} == {0.5}
     assert "## last_letter, alpha=none: 2 starts (0, 1), 1 seed (5)" in (grid.workdir / "ablation.md").read_text()
-    assert (grid.workdir / "figures" / "map.png").read_bytes().startswith(b"\x89PNG")
+    assert (grid.workdir / "figures" / "what_it_bought.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_each_run_had_its_own_cores_and_log(grid, tiny_train):
@@ -306,7 +306,7 @@ def test_figures_are_drawn_from_a_table_alone(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert summary in printed and "| tango / grpo | 1 | 20 | 1.000 |" in summary
     assert "all arms against grpo, words=4" in summary
-    for name in ("what_it_bought", "curves_last_letter", "curves_last_letter_words=4", "map", "against"):
+    for name in ("what_it_bought", "curves_last_letter", "curves_last_letter_words=4", "against"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert f"{name}.png" in printed
 
