@@ -17,9 +17,6 @@ from tango_jax.runtime.failures import typed_command
 # Where verdicts are measured: the beginning of the metrics' names, and how a message names it.
 VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns",
             "verifier/judged_": "of the part that it judges in the generator's turns"}  # fmt: skip
-# Shares of texts that are cut to fit a prompt, and the role with that prompt.
-SHORTENED = {"verifier/shortened_rate": "verifier", "verifier/teacher_silent": "verifier",
-             "second_try/shortened_rate": "generator", "second_judgement/shortened_rate": "verifier"}  # fmt: skip
 # Whose answers are graded, by what the names of their failures begin with.
 GRADED = {"grader/": "generator", "grader/label_": "generator", "grader/second_try_": "second_try"}
 
@@ -34,7 +31,6 @@ class Limits(NamedTuple):
     wrong_steps: float = 0.5  # share of right verdicts with a wrong step; only where verdicts reach the limit above
     misaligned: float = 0.3  # share of verifications with more or fewer judgements than steps
     truncation: float = 0.1  # share of responses that reach the length limit
-    shortened: float = 0.1  # share of texts that are cut to fit a prompt
     # Mean gap in nats between sampler and trainer log-probs; it is 3e-7 in full float32 and about 2e-4 in bfloat16.
     logprob_gap: float = 0.02
     logprob_gap_share: float = 0.02  # share of tokens whose probabilities differ by more than 10 %
@@ -42,8 +38,6 @@ class Limits(NamedTuple):
     kl: float = 0.5  # nats per token
     entropy_low: float = 0.1  # relative to the mean over the role's first `window` turns
     entropy_high: float = 3.0
-    steps_low: float = 0.5  # relative to the mean over the first `window` turns
-    steps_high: float = 1.5
     grader_failures: float = 0.01  # share of answers for which the grader fails or times out
     groups_without_signal: float = 0.95  # share of groups in which all samples have the same reward
     still_kl: float = 1e-6  # a role is not learning if its KL stays below this for a window after its first window
@@ -127,48 +121,28 @@ def _kl(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding
     )
 
 
-class Drift(NamedTuple):
-    """A metric that should stay near its mean over the first turns."""
-
-    metric: str
-    seen: str  # with places for both means
-    floor: float  # means below it are raised to it
-    low: str  # the fields of Limits
-    high: str
-    if_low: str  # what to try
-    if_high: str
-
-    def __call__(self, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-        last = recent_mean(rows, self.metric, limits.window, least=limits.window)
-        if last is None:
-            return None
-        first = float(np.mean(values(rows, self.metric, limits.window)))
-        ratio = max(last, self.floor) / max(first, self.floor)
-        seen = f"{self.seen.format(first, last)} (a factor of {ratio:.2g})"
-        low, high = getattr(limits, self.low), getattr(limits, self.high)
-        if ratio < low / ease:
-            return seen, f"{low}", self.if_low
-        return (seen, f"{high}", self.if_high) if ratio > high * ease else None
-
-
-def _entropy(role: str) -> Drift:
-    return Drift(
-        f"{role}/entropy", f"the entropy of the {role} went from {{:.3g}} to {{:.3g}} nats per token", 1e-6,
-        "entropy_low", "entropy_high",
-        f"the policy no longer explores: raise {role}.loss.entropy_coef, set {role}.loss.clip_high above clip_low, or "
-        f"lower {role}.optimizer.lr",
-        f"the policy is degenerating: lower {role}.optimizer.lr or {role}.loss.entropy_coef, or raise "
-        f"{role}.loss.kl_coef",
-    )  # fmt: skip
-
-
-_STEPS = Drift(
-    "generator/steps_mean", "solutions went from {:.3g} to {:.3g} steps", 1.0, "steps_low", "steps_high",
-    "read a few: with everything in a few steps, the verifier has little to judge. Raise rl.format_weight or "
-    "task.min_steps, or lower generator.optimizer.lr",
-    "read a few: empty steps can earn step rewards. Lower rl.alpha_initial, or train the verifier more "
-    "(rl.verifier_turns_per_cycle)",
-)  # fmt: skip
+def _entropy(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
+    last = recent_mean(rows, f"{role}/entropy", limits.window, least=limits.window)
+    if last is None:
+        return None
+    first = float(np.mean(values(rows, f"{role}/entropy", limits.window)))
+    ratio = max(last, 1e-6) / max(first, 1e-6)
+    seen = f"the entropy of the {role} went from {first:.3g} to {last:.3g} nats per token (a factor of {ratio:.2g})"
+    if ratio < limits.entropy_low / ease:
+        return (
+            seen,
+            f"{limits.entropy_low}",
+            f"the policy no longer explores: raise {role}.loss.entropy_coef, set {role}.loss.clip_high above clip_low, "
+            f"or lower {role}.optimizer.lr",
+        )
+    if ratio > limits.entropy_high * ease:
+        return (
+            seen,
+            f"{limits.entropy_high}",
+            f"the policy is degenerating: lower {role}.optimizer.lr or {role}.loss.entropy_coef, or raise "
+            f"{role}.loss.kl_coef",
+        )
+    return None
 
 
 def _recent_verdicts(rows: Sequence[dict], names: Sequence[str], count: int) -> Iterator[tuple[str, list[float]]]:
@@ -251,15 +225,6 @@ def _grader(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None
     )
 
 
-def _shortened(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-    for name, role in SHORTENED.items():
-        mean = highest_mean(rows, name, limits.window)
-        if mean is not None and mean > limits.shortened * ease:
-            return (f"{name} is {mean:.1%}: solutions or verifications are cut to fit a prompt", f"{limits.shortened}",
-                    f"raise {role}.max_prompt, or lower generator.max_response")  # fmt: skip
-    return None
-
-
 def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     alpha, rewarded, outcome, own = (recent_mean(rows, f"{role}/{name}", limits.window, least=1) for name in (
         "alpha", "step_rewarded_share", f"reward/{reward}", "reward/own"))  # fmt: skip
@@ -293,14 +258,17 @@ RULES: dict[str, Rule] = {
     "verifier/one_verdict": _one_verdict,
     "verifier/wrong_steps": _wrong_steps,
     "verifier/misaligned": _misaligned,
-    "verifier/shortened": _shortened,
-    "generator/steps": _STEPS,
     "grader/failures": _grader,
     "generator/standing_still": partial(_standing_still, "generator", "outcome"),
     "verifier/standing_still": partial(_standing_still, "verifier", "correctness"),
-    **{f"{role}/logprob_gap": partial(_logprob_gap, role) for role in ROLES},
-    **{f"{role}/reference": partial(_reference, role) for role in ROLES},
-    **{f"{role}/kl": partial(_kl, role) for role in ROLES},
-    **{f"{role}/entropy": _entropy(role) for role in ROLES},
-    **{f"{role}/truncation": partial(_truncation, role) for role in ROLES},
+} | {
+    f"{role}/{name}": partial(rule, role)
+    for name, rule in (
+        ("logprob_gap", _logprob_gap),
+        ("reference", _reference),
+        ("kl", _kl),
+        ("entropy", _entropy),
+        ("truncation", _truncation),
+    )
+    for role in ROLES
 }

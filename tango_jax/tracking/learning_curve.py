@@ -190,7 +190,7 @@ def band_over(curves: Curves, name: str, points: int = 100) -> Band:
 
 
 def band_of_difference(pairs: Pairs) -> Band:
-    """Accuracy of the first arm minus the second's, with an interval from MIN_FOR_INTERVAL pairs on."""
+    """Accuracy of the first arm minus the second's; with an interval from MIN_FOR_INTERVAL pairs on."""
     steps, both_UA = at_common_x(curve.by_step() for curves in pairs.arms for curve in curves.values())
     values_UA = both_UA[: len(pairs.units)] - both_UA[len(pairs.units) :]
     return band_of_values(pairs.units, steps, values_UA, is_interval=len(pairs.units) >= MIN_FOR_INTERVAL)

@@ -58,12 +58,12 @@ class RunLog:
         Raises:
             ValueError: the file does not match the checkpoint, or Weights & Biases could not be started.
         """
-        self._writer = MetricsWriter(directory / "metrics.jsonl", resume_at, enabled=hosts.is_first())
         self._console, self._followers = console, []
         self._config, self._settings_file = config, settings_file or directory / "config.json"
         self._provenance, self._has_begun = provenance, False
         if not hosts.is_first():
             return
+        self._writer = MetricsWriter(directory / "metrics.jsonl", resume_at)
         rows = read_metrics(directory / "metrics.jsonl")
         self._num_rows = len(rows)
         self._turns = [row for row in rows if row["phase"] in TURN_PHASES]
@@ -111,12 +111,15 @@ class RunLog:
 
     def position(self) -> int:
         """Size of metrics.jsonl in bytes, after an fsync, for the checkpoint."""
-        if hosts.is_first():
-            self._begin()
+        if not hosts.is_first():
+            return 0
+        self._begin()
         return self._writer.position()
 
     def close(self, has_failed: bool = False) -> None:
         """Close all loggers. Raises ValueError if metrics.jsonl was changed since the last checkpoint."""
+        if not hosts.is_first():
+            return
         try:
             if not has_failed:
                 self._writer.position()

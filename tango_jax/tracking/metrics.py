@@ -17,16 +17,13 @@ TURN_PHASES = ("warmup", *ROLES)  # of the rows of turns; those of evaluations a
 
 
 class MetricsWriter:
-    """Appends one JSON object per line; does nothing unless `enabled`.
+    """Appends one JSON object per line.
 
     Checkpoints refer to positions in the file. So each write verifies that nothing else has modified it.
     """
 
-    def __init__(self, path: str | os.PathLike, resume_at: int | None = None, enabled: bool = True):
+    def __init__(self, path: str | os.PathLike, resume_at: int | None = None):
         """Open the file for appending, after truncating it to `resume_at` bytes if given (0: start afresh)."""
-        self._file = None
-        if not enabled:
-            return
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered, so that a failed write is not retried when the file is closed.
@@ -44,8 +41,6 @@ class MetricsWriter:
             OSError: the row cannot be written.
             ValueError: the file was removed, replaced or changed since the previous row.
         """
-        if self._file is None:
-            return
         self._check()
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         try:
@@ -58,8 +53,6 @@ class MetricsWriter:
 
     def position(self) -> int:
         """Bytes written so far, after an fsync, so that a checkpoint can rely on it. Raises like `append`."""
-        if self._file is None:
-            return 0
         self._check()
         try:
             os.fsync(self._file.fileno())
@@ -85,9 +78,7 @@ class MetricsWriter:
                              "resumes from the last checkpoint")
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()
 
     def __enter__(self) -> "MetricsWriter":
         return self

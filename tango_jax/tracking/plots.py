@@ -7,7 +7,6 @@ import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -33,7 +32,6 @@ from tango_jax.tracking.learning_curve import LEVEL, Band
 WIDTH, HEIGHT, DPI = 8.0, 3.3, 150  # inches, and dots per inch
 MAX_MARKERS = 12
 MAX_IN_THREE = 36  # characters of a label for three columns of a legend
-COINCIDE = 0.005  # how close curves of accuracies are that hide each other
 # What accuracy is drawn over: the column of an evaluation, and the label of the axis.
 OVER = {
     "steps": ("generator_step", "generator step"),
@@ -85,12 +83,6 @@ def style_accuracy(axes: Axes, over: str) -> None:
 
 
 def draw_line(axes: Axes, curve: Series, look: Look, label: str | None = None, width: float = 1.6) -> Line2D:
-    """Draw a curve. One below that it hides is made wider, so that it shows on both sides."""
-    for line in axes.lines if curve.x.size else ():
-        x, y = (np.asarray(values, float) for values in line.get_data())
-        is_beside = (x >= curve.x[0]) & (x <= curve.x[-1]) & (len(x) > 1)
-        if is_beside.any() and np.allclose(np.interp(x, curve.x, curve.y)[is_beside], y[is_beside], atol=COINCIDE):
-            line.set_linewidth(line.get_linewidth() + 2 * width)
     every = max(1, len(curve.x) // MAX_MARKERS)
     [line] = axes.plot(curve.x, curve.y, color=look.colour, linestyle=look.dash, marker=MARKERS[look.marker],
                        markevery=every, markersize=3.5, linewidth=width, label=label)  # fmt: skip

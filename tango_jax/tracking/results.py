@@ -11,7 +11,6 @@ from tango_jax.method.own_arm import arm_name
 from tango_jax.records import Solution, Verification
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.model_text import markdown_cell, markdown_code, markdown_fence
-from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.plots import plot_curves, save_figure
 from tango_jax.tracking.provenance import read_provenance, summary_of
 
@@ -87,17 +86,13 @@ def _interest(pair: tuple[Solution, Verification]) -> tuple[bool, bool]:
 
 
 def _introduction(pairs: Sequence[tuple[Solution, Verification]], shown: int) -> str:
-    text = "Greedy solutions of held-out problems by the final generator, judged by the final verifier."
-    if not pairs:
-        return text
     right = sum(solution.is_correct for solution, _ in pairs)
     agree = sum(_interest(pair)[0] for pair in pairs)
-    low, high = wilson(right / len(pairs), len(pairs))
     return (
-        f"{text}\n\nThese {shown} of {len(pairs)} problems were chosen because they say most, not at random: in turn "
-        "one where the verdict disagrees with the grade, one with a wrong and one with a right answer, while there are "
-        f"any. Over all {len(pairs)} problems, {right} answers are right (accuracy {right / len(pairs):.3f}, 95 % "
-        f"interval {low:.3f} to {high:.3f}), and {agree} verdicts agree with the grade ({agree / len(pairs):.3f})."
+        "Greedy solutions of held-out problems by the final generator, judged by the final verifier. "
+        f"These {shown} of {len(pairs)} problems were chosen because they say most, not at random: in turn one where "
+        "the verdict disagrees with the grade, one with a wrong and one with a right answer. Of all problems, "
+        f"{right} answers are right, and {agree} verdicts agree with the grade."
     )
 
 
@@ -111,27 +106,25 @@ def _transcript(solution: Solution, verification: Verification) -> str:
     lines = ["| step | the generator wrote | the verifier judged | gold label |", "|---|---|---|---|"]
     for k, (step, judgement, label) in enumerate(zip(solution.steps, judged, gold, strict=True), 1):
         lines.append(f"| {k} | {markdown_cell(step)} | {judgement} | {marks.get(label, 'unknown')} |")
+    table = "\n".join(lines)
     grade = "right" if solution.is_correct else f"wrong (gold answer {markdown_code(solution.problem.answer)})"
-    return "\n".join(
-        [
-            f"## {markdown_code(solution.problem.id)}",
-            "",
-            f"Problem: {markdown_code(solution.problem.question)}",
-            "",
-            *lines,
-            "",
-            f"Verdict of the verifier: **{verification.verdict}**. Grade of the answer: **{grade}**.",
-            "",
-            "<details><summary>raw text</summary>",
-            "",
-            "The generator:",
-            "",
-            markdown_fence(solution.text),
-            "",
-            "The verifier:",
-            "",
-            markdown_fence(verification.text),
-            "",
-            "</details>",
-        ]
-    )
+    return f"""\
+## {markdown_code(solution.problem.id)}
+
+Problem: {markdown_code(solution.problem.question)}
+
+{table}
+
+Verdict of the verifier: **{verification.verdict}**. Grade of the answer: **{grade}**.
+
+<details><summary>raw text</summary>
+
+The generator:
+
+{markdown_fence(solution.text)}
+
+The verifier:
+
+{markdown_fence(verification.text)}
+
+</details>"""

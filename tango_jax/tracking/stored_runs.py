@@ -1,10 +1,9 @@
 """A finished run compared with stored runs of other arms: when each reached LEVEL, and with how many tokens.
 
-Takes the run's evaluations and the table that `compare_with` names; returns lines for the console and draws
-comparison.png. Only runs of the same task, start (`task.data_seed`) and seed are compared.
+Takes the run's evaluations and the table that `compare_with` names; returns lines for the console. Only runs of the
+same task, start (`task.data_seed`) and seed are compared.
 """
 
-import dataclasses
 import math
 from collections.abc import Collection
 from pathlib import Path
@@ -15,9 +14,8 @@ from tango_jax.config import ROLES
 from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.runtime.failures import describe
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.tracking.curves import Series, label_of, looks_of
 from tango_jax.tracking.evaluations import SETUP_IN_WORDS, Evaluation, evaluations_of, read_tables, sources_of
-from tango_jax.tracking.known_arms import arms_beside, known
+from tango_jax.tracking.known_arms import known
 from tango_jax.tracking.learning_curve import (
     LEVEL,
     Curve,
@@ -28,29 +26,26 @@ from tango_jax.tracking.learning_curve import (
     trains_generator,
 )
 from tango_jax.tracking.metrics import read_metrics
-from tango_jax.tracking.plots import OVER, add_legend, draw_line, make_figure, save_figure, style_accuracy
 
-PICTURE = "comparison.png"
 STARTS = {"generator_start", "verifier_start", "weights"}
 
 
 def compare(config: ConfigDict, workdir: Path) -> list[str]:
-    """Draw comparison.png and return lines that say the same; none without `compare_with`.
+    """Lines that compare the run with stored ones; none without `compare_with`.
 
     The results are saved by now: a table that cannot be read is no error, and a line says so.
     """
     if not config.compare_with:
         return []
     try:
-        with known({arm_name(config.arm): arm_of(config)} | arms_beside([config.compare_with])):
+        with known({arm_name(config.arm): arm_of(config)}):
             return _compare(config, workdir)
     except (ValueError, OSError) as error:
         return [f"this run is not compared with stored ones: {describe(error)}"]
 
 
 def _compare(config: ConfigDict, workdir: Path) -> list[str]:
-    picture, table = workdir / PICTURE, on_one_line(Path(config.compare_with).name)
-    picture.unlink(missing_ok=True)  # it may be of another table
+    table = on_one_line(Path(config.compare_with).name)
     stored = stored_curves(config)
     metrics = read_metrics(workdir / "metrics.jsonl")
     own = Curve(tuple(evaluations_of(metrics, config, "", sources_of(workdir))))
@@ -64,7 +59,6 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
         return [f"{table} has no run to compare this one with: of task {config.task.name}, {same} and another arm, "
                 "made without a grid"]
     is_paired = not differs & STARTS and all(_has_same_scores(own, curve) for curve in stored.values())
-    _draw(config, own, stored, is_paired, picture)
     runs = {f"{arm_name(config.arm)} (this run)": own} | {f"{arm} (stored)": curve for arm, curve in stored.items()}
     width = max(map(len, runs))
     lines = [f"to an accuracy of {LEVEL:g}, beside the runs in {table} with {same}:"]
@@ -117,25 +111,6 @@ def _why_other_start(config: ConfigDict) -> str:
     if keys:
         return f"{' and '.join(keys)} may hold other weights than they had"
     return "On another kind of processor or number of cores, stage 1 sums in another order and ends in another start"
-
-
-def _draw(config: ConfigDict, own: Curve, stored: dict[str, Curve], is_paired: bool, path: Path) -> None:
-    """Accuracy over generator steps, and over sampled tokens."""
-    others = "stored ones" if is_paired else "stored ones from another start"
-    figure = make_figure(f"{config.task.name}, seed {config.seed}: this run beside {others}")
-    panels, name = figure.subplots(1, 2), arm_name(config.arm)
-    looks, drawn = looks_of([name, *stored]), {}
-    for axes, over in zip(panels, ("steps", "tokens"), strict=True):
-        column = OVER[over][0]
-        for arm, curve in reversed(stored.items()):
-            points = Series(curve.of(column), curve.of("accuracy"))
-            drawn[label_of(arm)] = draw_line(axes, points, looks[arm], width=1.2)
-        points = Series(own.of(column), own.of("accuracy"))
-        drawn[f"{label_of(name)} (this run)"] = draw_line(axes, points, dataclasses.replace(looks[name], dash="-"))
-        style_accuracy(axes, over)
-    panels[0].set_ylabel("greedy accuracy, held out", fontsize=8)
-    add_legend(figure, dict(reversed(drawn.items())))
-    save_figure(figure, path)
 
 
 def _amounts(curve: Curve) -> str:

@@ -7,7 +7,6 @@ import pytest
 from support.ablation_cases import evaluation, run_rows
 from tango_jax.ablation import figures
 from tango_jax.ablation.figures import draw_figures
-from tango_jax.method.arms import ARMS
 
 FAST, SLOW, NEVER = (0.0, 0.9, 1.0), (0.0, 0.4, 0.9), (0.0, 0.1, 0.2)
 
@@ -108,12 +107,3 @@ def test_a_few_starts_are_drawn_as_a_range_and_the_difference_with_an_interval(d
     assert (low, high) == pytest.approx((0.0, 0.3))  # of tango, on top
     # 0.075, 0.15 and 0.225 over the run: deviation 0.075, and 4.3027 for two degrees of freedom.
     assert figure.axes[-1].get_title() == "mean over 20 steps +0.150 [-0.036, +0.336]\nshaded: 95 % interval (t)"
-
-
-def test_a_curve_that_another_one_covers_shows_on_both_sides_of_it(drawn, tmp_path):
-    draw_figures(run_rows("grpo", SLOW) + run_rows("tango", SLOW) + run_rows("gold_steps", FAST), tmp_path)
-    for axes in drawn["curves_last_letter.png"].axes:
-        below, beside, above = (next(line for line in axes.lines if line.get_color() == ARMS[arm].look.colour)
-                                for arm in ("grpo", "gold_steps", "tango"))  # fmt: skip
-        assert below.get_linewidth() >= 2 * above.get_linewidth()
-        assert beside.get_linewidth() == above.get_linewidth()

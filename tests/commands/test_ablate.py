@@ -72,7 +72,7 @@ def ablation(config, tmp_path_factory) -> Path:
         outcome = run_experiment(plan, Console(enabled=False))
     assert outcome.failed == {}
     assert [path.name for path in ablate.write_results(plan, outcome.rows)] == [
-        "ablation.csv", "ablation.md", "ablation.png"
+        "ablation.csv", "ablation.md", "what_it_bought.png", "curves_last_letter.png"
     ]  # fmt: skip
     return folder
 
@@ -116,7 +116,7 @@ def test_the_table_counts_tokens_and_seconds_of_training(ablation):
 
 
 def test_ablation_draws_its_figure(ablation):
-    assert (ablation / "ablation.png").read_bytes().startswith(b"\x89PNG")
+    assert (ablation / "figures" / "what_it_bought.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_finished_ablation_is_not_run_again(ablation, config, monkeypatch):
