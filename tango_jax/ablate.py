@@ -35,25 +35,14 @@ from tango_jax.runtime.lock import locked
 from tango_jax.tracking.evaluations import Evaluation, read_tables
 from tango_jax.tracking.known_arms import known
 from tango_jax.tracking.plots import save_figure
-from tango_jax.tracking.provenance import describe, read_provenance
 
 
 def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
     """Write the summary and the figures of a table. Returns the files, the table's first."""
     files = [plan.workdir / TABLE, plan.workdir / "ablation.md"]
     with known({run.arm: load_arm(run.config.arm) for run in plan.runs}):
-        write_atomically(files[-1], summarize(rows) + made_with(plan))
+        write_atomically(files[-1], summarize(rows))
         return files + draw_figures(rows, plan.workdir / "figures")
-
-
-def made_with(plan: Plan) -> str:
-    """The end of the summary: code, machine and files of the runs, once for those that agree."""
-    by_lines: dict[tuple[str, ...], list[str]] = {}
-    for run in plan.runs:
-        if lines := describe(read_provenance(run.folder)):
-            by_lines.setdefault(tuple(lines), []).append(run.name)
-    parts = [f"- {', '.join(names)}: {'; '.join(lines)}" for lines, names in by_lines.items()]
-    return "\n".join(["\n## What the runs were made with\n", *parts, ""]) if parts else ""
 
 
 def redraw(argv: Sequence[str]) -> None:

@@ -38,35 +38,31 @@ def run_experiment(plan: Plan, console: Console) -> Outcome:
         ValueError: the workdir was made with other settings; or there cannot be several workers.
         Preempted: SIGTERM was received; all states are saved.
     """
-    workers, results = plan.config.ablation.workers, Results(plan)
+    workers = plan.config.ablation.workers
     check_plan(plan)
     if workers == 1:
-        _run_in_process(plan, results, console)
-        return Outcome(results.write() if hosts.is_first() else [], {})
+        _run_in_process(plan, console)
+        return Outcome(write_results_table(plan) if hosts.is_first() else [], {})
     require(hosts.is_alone(), f"ablation.workers={workers} needs a job of one process; this one has "
             f"{jax.process_count()}: set it to 1")
     require(jax.default_backend() == "cpu", f"ablation.workers={workers}: several runs cannot share the "
             f"{jax.default_backend()} of this machine; set it to 1, or JAX_PLATFORMS=cpu")
-    failed = _run_in_workers(plan, results, console)
-    return Outcome(results.write(), failed)
+    failed = _run_in_workers(plan, console)
+    return Outcome(write_results_table(plan), failed)
 
 
-class Results:
-    def __init__(self, plan: Plan):
-        self._plan, self._rows = plan, {}
-
-    def write(self) -> list[Evaluation]:
-        """Write the table of every run that is finished by now, and return its rows."""
-        for run in self._plan.runs:
-            if run.folder not in self._rows and run.is_finished():
-                metrics = read_metrics(run.folder / "metrics.jsonl")
-                self._rows[run.folder] = evaluations_of(metrics, run.config, run.cell.setting, sources_of(run.folder))
-        rows = [row for run in self._plan.runs for row in self._rows.get(run.folder, ())]
-        write_table(rows, self._plan.workdir / TABLE)
-        return rows
+def write_results_table(plan: Plan) -> list[Evaluation]:
+    """Write the table of every run that is finished by now, and return its rows."""
+    rows = []
+    for run in plan.runs:
+        if run.is_finished():
+            metrics = read_metrics(run.folder / "metrics.jsonl")
+            rows += evaluations_of(metrics, run.config, run.cell.setting, sources_of(run.folder))
+    write_table(rows, plan.workdir / TABLE)
+    return rows
 
 
-def _run_in_process(plan: Plan, results: Results, console: Console) -> None:
+def _run_in_process(plan: Plan, console: Console) -> None:
     preemption, policies = hosts.Preemption(), _SharedPolicies()
     runs = plan.unfinished()
     for stage in stage_ones_of(runs):
@@ -76,7 +72,7 @@ def _run_in_process(plan: Plan, results: Results, console: Console) -> None:
         console.log(f"run {plan.runs.index(run) + 1} of {len(plan.runs)}: {run.name}")
         run_or_resume(run.config, run.folder, console, policies.of(run.config), preemption)
         _keep_settings(plan)
-        hosts.in_first(results.write)
+        hosts.in_first(lambda: write_results_table(plan))
 
 
 def _run_stage_one(
@@ -88,7 +84,7 @@ def _run_stage_one(
     run_stage_one(shared, stage.config, task, stage.folder, console, preemption, provenance)
 
 
-def _run_in_workers(plan: Plan, results: Results, console: Console) -> dict[str, str]:
+def _run_in_workers(plan: Plan, console: Console) -> dict[str, str]:
     preemption, workers = hosts.Preemption(), plan.config.ablation.workers
     runs, stages = plan.unfinished(), {}
     for stage in stage_ones_of(runs):
@@ -102,7 +98,7 @@ def _run_in_workers(plan: Plan, results: Results, console: Console) -> dict[str,
     lost = {folder for folder, job in stages.items() if job.name in failed}
     is_lost = {run.name: run.stage_one is not None and run.stage_one.folder in lost for run in runs}
     jobs = [Job(run.name, "train", run.config, run.folder) for run in runs if not is_lost[run.name]]
-    failed |= run_jobs("Runs", jobs, workers, console, preemption, results.write)
+    failed |= run_jobs("Runs", jobs, workers, console, preemption, lambda: write_results_table(plan))
     _keep_settings(plan)
     return failed | {name: "its stage 1 failed" for name in is_lost if is_lost[name]}
 

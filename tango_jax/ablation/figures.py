@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tango_jax.ablation.summary import difference_text, heading, in_order, outcome_only, title_of
+from tango_jax.ablation.summary import difference_text, heading, in_order, outcome_only
 from tango_jax.method.arms import DEFAULT_ARM, GREY, Look
 from tango_jax.runtime.checks import one_of
 from tango_jax.tracking.curves import label_of, looks_of
@@ -96,7 +96,8 @@ def _curves(task: str, setting: str, arms: Arms, over: Sequence[str], is_compare
     if is_compared:
         _draw_ahead(panels[-1], pairs, looks[DEFAULT_ARM], baseline)
     figure.axes[0].set_ylabel("greedy accuracy, held out", fontsize=8)
-    add_legend(figure, {_name(arm, "", len(arms[arm])): drawn[arm] for arm in arms})
+    add_legend(figure, {f"{label_of(arm)} ({len(arms[arm])} run{'s' * (len(arms[arm]) > 1)})": drawn[arm]
+                        for arm in arms})  # fmt: skip
     return figure
 
 
@@ -126,7 +127,3 @@ def _shaded(*arms: Curves) -> str:
 
 def _file_name(task: str) -> str:
     return re.sub(r"[^\w.-]+", "_", Path(task).name)
-
-
-def _name(arm: str, rest: str, runs: int) -> str:
-    return f"{title_of(label_of(arm), rest)} ({runs} run{'s' * (runs > 1)})"

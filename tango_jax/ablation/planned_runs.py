@@ -20,7 +20,7 @@ from tango_jax.method.load import load_method
 from tango_jax.method.own_arm import arm_name
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
-from tango_jax.runtime.checks import Mistakes, differences, require
+from tango_jax.runtime.checks import Mistakes, differences
 from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
@@ -118,11 +118,9 @@ def _validate(cell: Cell) -> None:
         with mistakes.collected(place and f"{place}, arm {arm}: "):
             validate(config)
         kinds.setdefault(_stage_one_kind(cell, arm), arm)
-    with mistakes.collected(place and f"{place}: "):
-        require(cell.stage_one is None or len(kinds) <= 1,
-                f"ablation.arms: {' and '.join(kinds.values())} do not learn the same prompts in stage 1, so that they "
-                "start with other weights and are no pairs: give each an experiment of its own, in another --workdir, "
-                "and compare their tables with --figures and --against")
+    mistakes.require(cell.stage_one is None or len(kinds) <= 1, f"{place and f'{place}: '}ablation.arms: "
+                     f"{' and '.join(kinds.values())} do not learn the same prompts in stage 1 and are no pairs: give "
+                     "each another --workdir, and compare their tables with --figures and --against")
     mistakes.raise_all()
 
 
