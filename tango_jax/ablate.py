@@ -8,10 +8,10 @@ Writes a run (see tango_jax.train) in DIR/<arm>/seed_<n>/, or with a grid in DIR
 evaluation of every run in DIR/ablation.csv, a summary in DIR/ablation.md, and DIR/figures. The same command resumes.
 Arms, seeds and cells can be added to a finished experiment: see --keys=ablation.
 
-    python -m tango_jax.ablate --figures=runs/map/ablation.csv --out=figures [--setting=rl_words=2-6] [--against=grpo]
+    python -m tango_jax.ablate --figures=runs/map/ablation.csv --out=figures [--against=grpo]
 
-draws figures from tables, and prints and writes a summary. --setting chooses the setting of what_it_bought.png.
---against compares all arms of all settings with one, ARM or ARM:SETTING, in pairs, also over equal tokens.
+draws figures from tables, and prints and writes a summary. --against compares all arms of all settings with one, ARM or
+ARM:SETTING, in pairs, also over equal tokens.
 """
 
 import sys
@@ -50,14 +50,13 @@ def redraw(argv: Sequence[str]) -> None:
     parser = Parser("ablate", __doc__)
     parser.add_argument("--figures", metavar="FILE", nargs="+", required=True, help="tables of experiments")
     parser.add_argument("--out", metavar="DIR", default="figures", help="default: %(default)s")
-    parser.add_argument("--setting", default="", help="of what_it_bought.png; default: the one with the most runs")
     parser.add_argument("--against", metavar="ARM[:SETTING]", default="", help="compare arms across settings with it")
     options = parser.parse_args(argv)
     folder = folder_to_write("--out", options.out)
     rows = read_tables(options.figures)
     if options.against:
         table, figure = compare(learning(rows), options.against)
-    files, summary = draw_figures(rows, folder, options.setting), summarize(rows)
+    files, summary = draw_figures(rows, folder), summarize(rows)
     if options.against:
         files, summary = [*files, folder / "against.png"], f"{summary}\n{table}"
         save_figure(figure, files[-1])

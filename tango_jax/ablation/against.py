@@ -72,11 +72,8 @@ class Member(NamedTuple):
 
 
 def compare(settings: Settings, against: str) -> tuple[str, Figure]:
-    """The table, as Markdown, and the figure. `against`: ARM or ARM:SETTING.
-
-    Raises:
-        ValueError: there are several tasks, or there is not one such reference.
-    """
+    """The table, as Markdown, and the figure. `against`: ARM or ARM:SETTING. Raises ValueError unless there is one task
+    and one such reference."""
     tasks = sorted({task for task, _ in settings})
     require(len(tasks) == 1, f"--against={against} compares runs of one task, and the generator learned in these: "
             f"{', '.join(tasks) or 'none'}. Name the tables of one")  # fmt: skip

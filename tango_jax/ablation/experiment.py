@@ -32,12 +32,8 @@ class Outcome(NamedTuple):
 
 
 def run_experiment(plan: Plan, console: Console) -> Outcome:
-    """Make what is missing of a plan. Its table is written after every run.
-
-    Raises:
-        ValueError: the workdir was made with other settings; or there cannot be several workers.
-        Preempted: SIGTERM was received; all states are saved.
-    """
+    """Make what is missing of a plan. Its table is written after every run. Raises ValueError for a workdir with other
+    settings and for workers that cannot be, and Preempted on SIGTERM."""
     workers = plan.config.ablation.workers
     check_plan(plan)
     if workers == 1:

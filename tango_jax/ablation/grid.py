@@ -1,11 +1,8 @@
-"""The cells of an experiment: `ablation.grid` in; one configuration for each combination of its values out.
+"""The cells of an experiment: one configuration for each combination of the values in `ablation.grid`.
 
-The grid maps axes to values. An axis is either a config key with a list of values for it,
+An axis of the grid is a config key with a list of values, or a name with labelled settings:
 
     {"task.rl_words": [(4, 4), (8, 8)]}
-
-or a name with labelled settings, each a mapping of its own from config keys to values:
-
     {"words": {"4": {"task.rl_words": (4, 4), "task.test_words": (4, 4)},
                "8": {"task.rl_words": (8, 8), "task.test_words": (8, 8)}}}
 
@@ -118,8 +115,8 @@ def _axis(name: str, values: Any) -> Axis:
         for label, settings in values.items():
             require(isinstance(label, str) and (label == "" or LABEL.fullmatch(label) is not None),
                     f"{shown}: label {shortened(label)} must be a text of letters, digits, and _ . + -")
-            require(isinstance(settings, Mapping), f"{shown}[{label!r}]={shortened(settings)} must be a mapping from "
-                    "config keys to values")
+            require(isinstance(settings, Mapping),
+                    f"{shown}[{label!r}]={shortened(settings)} must be a mapping from config keys to values")
             require(label != "" or not settings, f"{shown}['']={shortened(settings)} must be empty: the empty label "
                     "stands for the configuration as it is; give these settings a name")
         labels = {label: dict(settings) for label, settings in values.items()}
@@ -138,7 +135,6 @@ def _axis(name: str, values: Any) -> Axis:
 
 
 def _label(value: Any) -> str:
-    """A value as it appears in the name of a cell: 16-16 for (16, 16)."""
     return "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
@@ -166,7 +162,6 @@ def _cell_config(config: ConfigDict, axes: list[Axis], choice: tuple[str, ...]) 
 
 
 def _changes_stage_one(index: int, facts: Mapping[tuple[str, ...], Any]) -> bool:
-    """Whether cells that differ in this axis alone have another stage 1."""
     first = {}
     return any(first.setdefault(choice[:index] + choice[index + 1 :], own) != own for choice, own in facts.items())
 
@@ -177,7 +172,7 @@ def _name(axes: Sequence[Axis], choice: Sequence[str], parts: Sequence[Axis] | N
 
 
 def _check_starts(cells: list[Cell]) -> None:
-    """Setting and start must name a cell: the table has no other columns for it."""
+    """The table has no columns for a cell but its setting and start."""
     named = {}
     for cell in cells:
         start = (cell.setting, cell.config.task.data_seed)

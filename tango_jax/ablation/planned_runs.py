@@ -75,11 +75,8 @@ def stage_ones_of(runs: Sequence[PlannedRun]) -> list[StageOne]:
 
 
 def make_plan(config: ConfigDict, workdir: Path) -> Plan:
-    """The plan of an experiment. Seeds are the outer loop: an interrupted one has comparisons for its first seeds.
-
-    Raises:
-        ValueError: a mistake in the grid, or in the settings of a cell.
-    """
+    """The plan of an experiment, by seeds: an interrupted one has comparisons for the first. Raises ValueError for a
+    mistake in the grid, or in the settings of a cell."""
     cells = make_cells(config)
     for cell in cells:
         _validate(cell)
@@ -92,11 +89,8 @@ def make_plan(config: ConfigDict, workdir: Path) -> Plan:
 
 
 def check_plan(plan: Plan) -> None:
-    """Check what is in the folders of the runs, and where the cells start. All processes must call this.
-
-    Raises:
-        ValueError: a run was made with other settings or another method, or a checkpoint is missing or of no use.
-    """
+    """Check what is in the folders of the runs, and where the cells start. All processes must call this. Raises
+    ValueError for runs with other settings or another method, and for a checkpoint of no use."""
     check_config(plan.config, plan.workdir / "config.json")
     for run in plan.runs:
         if (run.folder / "metrics.jsonl").exists():
@@ -153,11 +147,8 @@ def _of_a_run(config: ConfigDict, arm: str, seed: int) -> ConfigDict:
 
 
 def _stage_one(cell: Cell, arm: str, name: str, workdir: Path) -> StageOne:
-    """A stage 1, with the settings that it was begun with, since another cell may have come first then.
-
-    Raises:
-        ValueError: it was begun with others on which it depends.
-    """
+    """A stage 1, with the settings that it was begun with, since another cell may have come first then. Raises
+    ValueError if it depends on those that have changed."""
     is_own_kind = name != cell.stage_one
     if not cell.config.ablation.grid and not is_own_kind:
         return StageOne(workdir, cell.config)

@@ -146,7 +146,6 @@ def _thousands_to(curve: Curve) -> Reached:
 
 
 def _comparisons(arms: Arms) -> list[str]:
-    """The arms against the baseline, and the method against the others."""
     arms = {arm: arms[arm] for arm in in_order(arms) if trains_generator(arm)}
     baseline, parts = outcome_only(arms), []
     if baseline:
@@ -176,12 +175,10 @@ def _comparison_table(arms: Arms, names: Sequence[tuple[str, str]], bound: str |
 
 
 def units_text(pairs: Pairs) -> list[str]:
-    """How many pairs there are, and over how many generator steps."""
     return [str(len(pairs.units)), str(pairs.span)]
 
 
 def difference_text(pairs: Pairs, measure_fn: Callable = mean_accuracy) -> str:
-    """What the first arm is ahead of the second."""
     return figure_text(pairs.difference(measure_fn), len(pairs.units), sign="+")
 
 

@@ -26,8 +26,6 @@ POLL_S = 0.5
 
 
 class Job(NamedTuple):
-    """A command with a folder."""
-
     name: str
     command: str  # a module of tango_jax
     config: ConfigDict
@@ -49,11 +47,8 @@ def run_jobs(
 ) -> dict[str, str]:
     """Run the jobs, `workers` at a time, in their order. Returns {name of a failed job: the last line of its log}.
 
-    A job that fails does not end the others. `done_fn` is called after every job that succeeded.
-
-    Raises:
-        Preempted: SIGTERM was received. It and Ctrl-C (KeyboardInterrupt) are passed on as SIGTERM: the children save
-            and end before this returns.
+    A job that fails does not end the others. `done_fn` is called after every job that succeeded. SIGTERM (Preempted)
+    and Ctrl-C are passed on as SIGTERM: the children save and end before this returns.
     """
     if not jobs:
         return {}

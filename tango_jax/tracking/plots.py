@@ -32,12 +32,7 @@ from tango_jax.tracking.learning_curve import LEVEL, Band
 WIDTH, HEIGHT, DPI = 8.0, 3.3, 150  # inches, and dots per inch
 MAX_MARKERS = 12
 MAX_IN_THREE = 36  # characters of a label for three columns of a legend
-# What accuracy is drawn over: the column of an evaluation, and the label of the axis.
-OVER = {
-    "steps": ("generator_step", "generator step"),
-    "tokens": ("sampled_tokens", "sampled tokens, both roles"),
-    "seconds": ("seconds", "minutes of training"),
-}
+OVER = {"steps": "generator step", "tokens": "sampled tokens, both roles"}  # what accuracy is drawn over
 
 
 def make_figure(
@@ -74,7 +69,7 @@ def style_accuracy(axes: Axes, over: str) -> None:
     """The style of accuracies over one of OVER, with a line at LEVEL."""
     style(axes)
     axes.axhline(LEVEL, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)))
-    axes.set_xlabel(OVER[over][1], fontsize=8)
+    axes.set_xlabel(OVER[over], fontsize=8)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=over == "steps"))
