@@ -197,11 +197,8 @@ def _cell(value: Any) -> Any:
 
 
 def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> list[Evaluation]:
-    """The rows of tables. `name`: of the option, for messages.
-
-    Raises:
-        ValueError: a table is damaged, an evaluation stands there twice, or runs do not compare.
-    """
+    """The rows of tables. `name`: of the option. Raises ValueError for a damaged table, and where an evaluation stands
+    twice or runs do not compare."""
     rows, places, first = [], {}, {}
     for path in paths:
         for line, row in _read_table(local_path(name, path)):

@@ -50,14 +50,8 @@ class RunLog:
         self, directory: Path, config: ConfigDict, console: Console, resume_at: int, stage: str = "rl",
         settings_file: Path | None = None, provenance: Provenance | None = None,
     ):  # fmt: skip
-        """Open <directory>/metrics.jsonl, truncate it to `resume_at` bytes, and let the other loggers catch up.
-
-        The config and the provenance are written with the first row, so that a run that fails earlier does not bind
-        the next one to its settings.
-
-        Raises:
-            ValueError: the file does not match the checkpoint, or Weights & Biases could not be started.
-        """
+        """Open <directory>/metrics.jsonl, truncate it to `resume_at` bytes, and let the other loggers catch up. Raises
+        ValueError if the file does not match the checkpoint, or Weights & Biases does not start."""
         self._console, self._followers = console, []
         self._config, self._settings_file = config, settings_file or directory / "config.json"
         self._provenance, self._has_begun = provenance, False
@@ -93,6 +87,7 @@ class RunLog:
         self._num_rows += 1
 
     def _begin(self) -> None:
+        """Store the settings with the first row: a run that fails earlier does not bind the next one to them."""
         if not self._has_begun:
             if self._provenance is not None:
                 self._provenance.keep(self._settings_file.parent)

@@ -35,12 +35,7 @@ class MetricsWriter:
         self.append(make_row(step, phase, metrics))
 
     def append(self, row: dict[str, Any]) -> None:
-        """Hand a row made by `make_row` to the operating system.
-
-        Raises:
-            OSError: the row cannot be written.
-            ValueError: the file was removed, replaced or changed since the previous row.
-        """
+        """Write a row made by `make_row`. Raises OSError, and ValueError if the file is not as the last row left it."""
         self._check()
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         try:
@@ -93,12 +88,8 @@ def make_row(step: int, phase: str, metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict]:
-    """Read all rows of a metrics file, or of a workdir's, without an incomplete last line.
-
-    Raises:
-        ValueError: a line is not JSON.
-        FileNotFoundError: there is no such file.
-    """
+    """Read all rows of a metrics file, or of a workdir's, without an incomplete last line. Raises ValueError for one
+    that is not JSON, and FileNotFoundError."""
     path = Path(path)
     path = path / "metrics.jsonl" if path.is_dir() else path
     data = path.read_bytes()
@@ -138,13 +129,8 @@ def _whole_lines(path: Path) -> int:
 
 
 def check_log(directory: Path, restored: Restored | None, save_every: int) -> None:
-    """Check before any work that metrics.jsonl and the newest checkpoint belong together. All processes must call this.
-
-    `save_every`: steps or turns between two checkpoints.
-
-    Raises:
-        ValueError: rows that the checkpoint relies on are missing, or the rows imply checkpoints that no longer exist.
-    """
+    """Raise ValueError unless metrics.jsonl and the newest checkpoint belong together. All processes must call this.
+    `save_every`: steps or turns between two checkpoints."""
     hosts.in_first(lambda: _check_log(directory / "metrics.jsonl", restored, save_every))
 
 

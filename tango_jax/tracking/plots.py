@@ -84,10 +84,10 @@ def draw_line(axes: Axes, curve: Series, look: Look, label: str | None = None, w
     return line
 
 
-def draw_band(axes: Axes, band: Band, look: Look, label: str | None = None) -> Line2D:
+def draw_band(axes: Axes, band: Band, look: Look) -> Line2D:
     """Draw a mean with its band; returns the line."""
     axes.fill_between(band.x, band.low, band.high, color=look.colour, alpha=0.15, linewidth=0)
-    return draw_line(axes, Series(band.x, band.mean), look, label)
+    return draw_line(axes, Series(band.x, band.mean), look)
 
 
 def add_legend(figure: Figure, drawn: Mapping[str, Artist]) -> None:

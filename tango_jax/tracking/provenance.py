@@ -69,13 +69,8 @@ class Provenance:
 
 
 def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
-    """Check that the method is the one that the run in this workdir began with, and log what else has changed.
-
-    All processes must call this.
-
-    Raises:
-        ValueError: see `check_method`; or there are no weights to start from.
-    """
+    """`check_method`, and log what else has changed since the last start. All processes must call this. Raises
+    ValueError, also if there are no weights to start from."""
     check_method(config, workdir)
     files = {}
     hosts.in_first(lambda: files.update(_user_files(config)))
@@ -92,13 +87,8 @@ def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
 
 
 def check_method(config: ConfigDict, workdir: Path) -> None:
-    """Check that your functions are as they were. Templates are compared by their text, in loop/resume.py.
-
-    All processes must call this.
-
-    Raises:
-        ValueError: a file has changed, is missing or is new.
-    """
+    """Raise ValueError if a file of your functions has changed, is missing or is new. All processes must call this.
+    Templates are compared by their text, in loop/resume.py."""
     hosts.in_first(lambda: _check_method(config, workdir))
 
 

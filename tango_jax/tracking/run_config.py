@@ -35,14 +35,9 @@ def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()
 def check_config(
     config: ConfigDict, path: Path, may_change: tuple[str, ...] = (), may_move: tuple[str, ...] = ()
 ) -> None:
-    """Check that the settings that a resumed run depends on are unchanged. All processes must call this.
-
-    Keys that start with one of `may_change` may differ, and those that are declared so (`Key.change`). Those in
-    `may_move` may change from one path to another.
-
-    Raises:
-        ValueError: the run in this folder was made with other settings, or its settings are missing.
-    """
+    """Raise ValueError if the settings that a resumed run depends on have changed or are missing. All processes must
+    call this. Keys that start with one of `may_change`, and those declared so (`Key.change`), may differ; those in
+    `may_move` may change from one path to another."""
     hosts.in_first(lambda: _check(config, path, may_change, may_move))
 
 

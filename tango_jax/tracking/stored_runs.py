@@ -31,10 +31,8 @@ STARTS = {"generator_start", "verifier_start", "weights"}
 
 
 def compare(config: ConfigDict, workdir: Path) -> list[str]:
-    """Lines that compare the run with stored ones; none without `compare_with`.
-
-    The results are saved by now: a table that cannot be read is no error, and a line says so.
-    """
+    """Lines that compare the run with stored ones; none without `compare_with`. A line tells of a table that cannot be
+    read: the results are saved by now."""
     if not config.compare_with:
         return []
     try:
@@ -72,11 +70,8 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
 
 
 def stored_curves(config: ConfigDict) -> dict[str, Curve]:
-    """{arm: its stored run of this task, start and seed}, of all other arms that train the generator.
-
-    Raises:
-        ValueError: the table cannot be read.
-    """
+    """{arm: its stored run of this task, start and seed}, of all other arms that train the generator. Raises ValueError
+    if the table cannot be read."""
     curves = curves_by_setting(read_tables([config.compare_with], "compare_with"))
     arms, unit = curves.get((config.task.name, ""), {}), (config.task.data_seed, config.seed)
     return {arm: found[unit] for arm, found in arms.items()
