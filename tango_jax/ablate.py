@@ -4,16 +4,14 @@
     python -m tango_jax.ablate --config=last_letter --workdir=runs/map --config.ablation.workers=2 \\
         --config.ablation.grid='{"task.rl_words": [(2, 4), (2, 6)], "task.data_seed": [3, 4, 5]}'
 
-Writes a run (see tango_jax.train) in DIR/<arm>/seed_<n>/, or with a grid in DIR/<cell>/<arm>/seed_<n>/, then
-DIR/ablation.csv with every evaluation of every run, DIR/ablation.md, and DIR/ablation.png or, with a grid, DIR/figures.
-If interrupted, the same command resumes. Every run is reported, and arms, seeds and cells can be added to a finished
-experiment: --keys=ablation describes its settings.
+Writes a run (see tango_jax.train) in DIR/<arm>/seed_<n>/, or with a grid in DIR/<cell>/<arm>/seed_<n>/, then every
+evaluation of every run in DIR/ablation.csv, a summary in DIR/ablation.md, and DIR/figures. The same command resumes.
+Arms, seeds and cells can be added to a finished experiment: see --keys=ablation.
 
-    python -m tango_jax.ablate --figures=runs/map/ablation.csv --out=figures [--setting=rl_words=2-6] [--against=grpo]
+    python -m tango_jax.ablate --figures=runs/map/ablation.csv --out=figures [--against=grpo]
 
-draws the figures from tables alone (several: --figures A.csv B.csv), and prints and writes a summary. --setting chooses
-the setting of what_it_bought.png. --against compares all arms of all settings with one, ARM or ARM:SETTING, in pairs,
-also over equal tokens.
+draws figures from tables, and prints and writes a summary. --against compares all arms of all settings with one, ARM or
+ARM:SETTING, in pairs, also over equal tokens.
 """
 
 import sys
@@ -28,64 +26,37 @@ from tango_jax.ablation.summary import summarize
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import parse_command_line
 from tango_jax.cli.session import session
-from tango_jax.method.own_arm import arm_name
+from tango_jax.method.own_arm import load_arm
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checks import folder_to_write
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.lock import locked
 from tango_jax.tracking.evaluations import Evaluation, read_tables
-from tango_jax.tracking.known_arms import arms_beside, keep_arms, known
-from tango_jax.tracking.metrics import read_metrics
-from tango_jax.tracking.plots import plot_ablation, save_figure
-from tango_jax.tracking.provenance import describe, read_provenance
+from tango_jax.tracking.known_arms import known
+from tango_jax.tracking.plots import save_figure
 
 
 def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
     """Write the summary and the figures of a table. Returns the files, the table's first."""
     files = [plan.workdir / TABLE, plan.workdir / "ablation.md"]
-    keep_arms(plan.config.ablation.arms, plan.workdir)
-    with known(arms_beside(files)):
-        write_atomically(files[-1], summarize(rows) + made_with(plan))
-        if plan.config.ablation.grid:
-            return files + draw_figures(rows, plan.workdir / "figures")
-        runs = {arm_name(arm): {} for arm in plan.config.ablation.arms}
-        for run in plan.runs:
-            if run.is_finished():
-                runs[run.arm][run.seed] = read_metrics(run.folder / "metrics.jsonl")
-        save_figure(plot_ablation(runs), plan.workdir / "ablation.png")
-    return [*files, plan.workdir / "ablation.png"]
-
-
-def made_with(plan: Plan) -> str:
-    """The end of the summary: code, machine and user's files of the runs, those together that agree in them."""
-    by_lines: dict[tuple[str, ...], list[str]] = {}
-    for run in plan.runs:
-        if lines := describe(read_provenance(run.folder)):
-            by_lines.setdefault(tuple(lines), []).append(run.name)
-    parts = [f"- {', '.join(names)}: {'; '.join(lines)}" for lines, names in by_lines.items()]
-    return "\n".join(["\n## What the runs were made with\n", *parts, ""]) if parts else ""
+    with known({run.arm: load_arm(run.config.arm) for run in plan.runs}):
+        write_atomically(files[-1], summarize(rows))
+        return files + draw_figures(rows, plan.workdir / "figures")
 
 
 def redraw(argv: Sequence[str]) -> None:
-    """Draw the figures of tables, and print their summary.
-
-    Raises:
-        ValueError: a mistake in the arguments or in a table.
-        OSError: a file cannot be written.
-    """
+    """Draw the figures of tables, and print their summary. Raises ValueError and OSError."""
     parser = Parser("ablate", __doc__)
     parser.add_argument("--figures", metavar="FILE", nargs="+", required=True, help="tables of experiments")
     parser.add_argument("--out", metavar="DIR", default="figures", help="default: %(default)s")
-    parser.add_argument("--setting", default="", help="of what_it_bought.png; default: the one with the most runs")
     parser.add_argument("--against", metavar="ARM[:SETTING]", default="", help="compare arms across settings with it")
     options = parser.parse_args(argv)
     folder = folder_to_write("--out", options.out)
-    with known(arms_beside(options.figures)):
-        rows = read_tables(options.figures)
-        if options.against:
-            table, figure = compare(learning(rows), options.against)
-        files, summary = draw_figures(rows, folder, options.setting), summarize(rows)
+    rows = read_tables(options.figures)
+    if options.against:
+        table, figure = compare(learning(rows), options.against)
+    files, summary = draw_figures(rows, folder), summarize(rows)
     if options.against:
         files, summary = [*files, folder / "against.png"], f"{summary}\n{table}"
         save_figure(figure, files[-1])

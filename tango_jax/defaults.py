@@ -162,8 +162,8 @@ GROUPS: Group = {
     "compile_cache": Key("~/.cache/tango_jax/xla", None, "Persistent compilation cache, shared by all runs; empty: "
                          "off.", Change.HARDWARE),
     "compare_with": Key("", None, "A table of evaluations, as tango_jax.ablate writes them: when the run ends, it is "
-                        "drawn beside the runs in it of other arms with the same task, task.data_seed and seed, made "
-                        "without a grid (comparison.png). Empty: none.", Change.WATCHING),
+                        "compared with the runs in it of other arms with the same task, task.data_seed and seed, made "
+                        "without a grid. Empty: none.", Change.WATCHING),
     "ablation": ABLATION,
 }  # fmt: skip
 KEYS: dict[str, Key] = flat_keys(GROUPS)

@@ -1,9 +1,7 @@
 """All arms of all settings against one of them: a table and `against.png`, for `ablate --figures ... --against=ARM`.
 
-The summary compares arms within a setting. Here arms of other settings stand beside them as well, such as `tango` with
-and without trust, or arms with another stage 1; what differs in more than the arm is marked. Means are over the
-generator steps that all runs have. Arms sample different numbers of tokens in a step, so accuracy also stands over the
-tokens that all runs sampled by then.
+What differs in more than the arm is marked. Means are over the generator steps that all runs have, and over the tokens
+that all runs sampled by then.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +21,7 @@ from tango_jax.ablation.summary import (
     line,
     ratio_text,
     title_of,
+    units_text,
     upper_bound,
 )
 from tango_jax.method.arms import Look
@@ -46,14 +45,12 @@ from tango_jax.tracking.plots import WIDTH, make_figure, style
 
 ROW_HEIGHT = 0.26  # inches
 NOTE = """\
-Means of starts, or the seeds of a single start, stand in round brackets, 95 % t intervals over them in square ones.
-Differences, shares of the gap and ratios are over pairs: runs of the same start and seed, over the generator steps that
-both have. † differs from the reference in more than the arm: in the setting of its name, or in prompts or stage 1."""
+Round brackets: means of starts, or the seeds of a single start. Square brackets: 95 % t intervals over them.
+Comparisons are over pairs: runs of the same start and seed, over the generator steps that both have.
+† differs from the reference in more than the arm: in the setting of its name, or in prompts, weights or stage 1."""
 
 
 class Member(NamedTuple):
-    """An arm of a setting, beside the reference."""
-
     arm: str
     setting: str
     whole: Curves  # to their ends
@@ -66,8 +63,7 @@ class Member(NamedTuple):
 
     @property
     def is_like_reference(self) -> bool:
-        """Whether nothing differs from the reference beside the arm. Where a table does not tell, another setting is
-        taken for a difference."""
+        """Whether the arm alone differs. Where a table does not tell, another setting is a difference."""
         ours, theirs = self.pairs.arms
         both = [(ours[unit], theirs[unit]) for unit in ours]
         rows = [(one.evaluations[0], other.evaluations[0]) for one, other in both]
@@ -76,14 +72,8 @@ class Member(NamedTuple):
 
 
 def compare(settings: Settings, against: str) -> tuple[str, Figure]:
-    """The table, as Markdown, and the figure of a single task.
-
-    Args:
-        against: the reference, an arm or ARM:SETTING; an arm alone must be there in one setting only.
-
-    Raises:
-        ValueError: the settings are those of several tasks, or there is not one such reference.
-    """
+    """The table, as Markdown, and the figure. `against`: ARM or ARM:SETTING. Raises ValueError unless there is one task
+    and one such reference."""
     tasks = sorted({task for task, _ in settings})
     require(len(tasks) == 1, f"--against={against} compares runs of one task, and the generator learned in these: "
             f"{', '.join(tasks) or 'none'}. Name the tables of one")  # fmt: skip
@@ -133,10 +123,9 @@ def _compared(member: Member, reference: Member, bound: Member | None, tokens: i
     pairs = member.pairs
     if member is reference:
         return [""] * (4 if bound else 3), "", ""
-    over_steps = [str(len(pairs.units)), str(pairs.span), difference_text(pairs)]
+    over_steps = [*units_text(pairs), difference_text(pairs)]
     if bound:
-        three = pairs_of(member.whole, reference.whole, bound.whole)
-        over_steps.append("1" if member is bound else gap_text(three, pairs))
+        over_steps.append(gap_text(member.whole, reference.whole, bound.whole))
     over_tokens = difference_text(pairs, lambda curve: mean_over_tokens(curve, tokens))
     return over_steps, over_tokens, ratio_text(pairs, tokens_to)
 
@@ -146,7 +135,6 @@ def _mean(rows: Mapping[Unit, Evaluation], name: str) -> float:
 
 
 def _means(values: Mapping[Unit, float]) -> list[float]:
-    """What intervals are over: the means of the starts or, of a single start, its seeds."""
     return independent_means(list(values), np.array(list(values.values()))).tolist()
 
 
@@ -157,8 +145,7 @@ def _by_start(values: Mapping[Unit, float]) -> str:
 
 
 def _draw(task: str, members: Sequence[Member], reference: Member, span: int, tokens: int) -> Figure:
-    """A row for each member; two panels of accuracy, and one of differences from the reference: the mean, its interval,
-    and the starts as ticks."""
+    """A row for each member: two panels of accuracy, and one of differences from the reference."""
     looks = looks_of(list(dict.fromkeys(member.arm for member in members)))
     title = (f"{task}: mean accuracy over the first {span} generator steps, and over the first "
              f"{tokens / 1000:,.0f}k tokens\nlines: 95 % intervals (t) over start means, which are the ticks")

@@ -12,7 +12,7 @@ from tango_jax.ablation.workers import Job, run_jobs
 from tango_jax.config import ROLES, flatten
 from tango_jax.loop.run import rehearsed, run_or_resume
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.method.own_arm import make_schedule, shares_policy
+from tango_jax.method.own_arm import shares_policy
 from tango_jax.rl.policy import Policy, make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import require
@@ -32,44 +32,33 @@ class Outcome(NamedTuple):
 
 
 def run_experiment(plan: Plan, console: Console) -> Outcome:
-    """Make what is missing of a plan. Its table is written after every run, of those that are finished by then.
-
-    Raises:
-        ValueError: what is in the workdir was made with other settings; or several workers where they cannot be.
-            With one worker also what a run raises.
-        Preempted: SIGTERM was received; all states are saved.
-    """
-    workers, results = plan.config.ablation.workers, Results(plan)
+    """Make what is missing of a plan. Its table is written after every run. Raises ValueError for a workdir with other
+    settings and for workers that cannot be, and Preempted on SIGTERM."""
+    workers = plan.config.ablation.workers
     check_plan(plan)
     if workers == 1:
-        _run_in_process(plan, results, console)
-        return Outcome(results.write() if hosts.is_first() else [], {})
+        _run_in_process(plan, console)
+        return Outcome(write_results_table(plan) if hosts.is_first() else [], {})
     require(hosts.is_alone(), f"ablation.workers={workers} needs a job of one process; this one has "
             f"{jax.process_count()}: set it to 1")
     require(jax.default_backend() == "cpu", f"ablation.workers={workers}: several runs cannot share the "
             f"{jax.default_backend()} of this machine; set it to 1, or JAX_PLATFORMS=cpu")
-    failed = _run_in_workers(plan, results, console)
-    return Outcome(results.write(), failed)
+    failed = _run_in_workers(plan, console)
+    return Outcome(write_results_table(plan), failed)
 
 
-class Results:
-    """The table of the runs that are finished, which grows while others go on."""
-
-    def __init__(self, plan: Plan):
-        self._plan, self._rows = plan, {}
-
-    def write(self) -> list[Evaluation]:
-        """Write the table of every run that is finished by now, and return its rows."""
-        for run in self._plan.runs:
-            if run.folder not in self._rows and run.is_finished():
-                metrics = read_metrics(run.folder / "metrics.jsonl")
-                self._rows[run.folder] = evaluations_of(metrics, run.config, run.cell.setting, sources_of(run.folder))
-        rows = [row for run in self._plan.runs for row in self._rows.get(run.folder, ())]
-        write_table(rows, self._plan.workdir / TABLE)
-        return rows
+def write_results_table(plan: Plan) -> list[Evaluation]:
+    """Write the table of every run that is finished by now, and return its rows."""
+    rows = []
+    for run in plan.runs:
+        if run.is_finished():
+            metrics = read_metrics(run.folder / "metrics.jsonl")
+            rows += evaluations_of(metrics, run.config, run.cell.setting, sources_of(run.folder))
+    write_table(rows, plan.workdir / TABLE)
+    return rows
 
 
-def _run_in_process(plan: Plan, results: Results, console: Console) -> None:
+def _run_in_process(plan: Plan, console: Console) -> None:
     preemption, policies = hosts.Preemption(), _SharedPolicies()
     runs = plan.unfinished()
     for stage in stage_ones_of(runs):
@@ -79,7 +68,7 @@ def _run_in_process(plan: Plan, results: Results, console: Console) -> None:
         console.log(f"run {plan.runs.index(run) + 1} of {len(plan.runs)}: {run.name}")
         run_or_resume(run.config, run.folder, console, policies.of(run.config), preemption)
         _keep_settings(plan)
-        hosts.in_first(results.write)
+        hosts.in_first(lambda: write_results_table(plan))
 
 
 def _run_stage_one(
@@ -91,35 +80,31 @@ def _run_stage_one(
     run_stage_one(shared, stage.config, task, stage.folder, console, preemption, provenance)
 
 
-def _run_in_workers(plan: Plan, results: Results, console: Console) -> dict[str, str]:
+def _run_in_workers(plan: Plan, console: Console) -> dict[str, str]:
     preemption, workers = hosts.Preemption(), plan.config.ablation.workers
-    stage_ones = [stage for stage in stage_ones_of(plan.unfinished()) if not stage.is_finished()]
-    for stage in [stage for stage in stage_ones if stage.folder == plan.workdir]:
-        # This process has locked that folder, and so does the work itself.
-        _run_stage_one(stage, _SharedPolicies(), console, preemption)
-        stage_ones.remove(stage)
-    jobs = {}
-    for stage in stage_ones:
-        logs = {stage.folder / "sft" / role / "metrics.jsonl": stage.config[role].sft.steps for role in stage.roles}
-        jobs[stage.folder] = Job(f"stage_one/{stage.folder.name}", "sft", stage.config, stage.folder, logs)
-    failed = run_jobs("Stage 1", list(jobs.values()), workers, console, preemption)
-    is_lost = {run.folder: run.stage_one is not None and run.stage_one.folder in jobs
-               and jobs[run.stage_one.folder].name in failed for run in plan.runs}  # fmt: skip
-    jobs = [Job(run.name, "train", run.config, run.folder,
-                {run.folder / "metrics.jsonl": make_schedule(run.config).num_turns}, run.is_finished())
-            for run in plan.runs if not is_lost[run.folder]]  # fmt: skip
-    failed |= run_jobs("Runs", jobs, workers, console, preemption, results.write)
+    runs, stages = plan.unfinished(), {}
+    for stage in stage_ones_of(runs):
+        if stage.is_finished():
+            continue
+        if stage.folder == plan.workdir:  # which this process has locked, as the work itself would
+            _run_stage_one(stage, _SharedPolicies(), console, preemption)
+        else:
+            stages[stage.folder] = Job(f"stage_one/{stage.folder.name}", "sft", stage.config, stage.folder)
+    failed = run_jobs("Stage 1", list(stages.values()), workers, console, preemption)
+    lost = {folder for folder, job in stages.items() if job.name in failed}
+    is_lost = {run.name: run.stage_one is not None and run.stage_one.folder in lost for run in runs}
+    jobs = [Job(run.name, "train", run.config, run.folder) for run in runs if not is_lost[run.name]]
+    failed |= run_jobs("Runs", jobs, workers, console, preemption, lambda: write_results_table(plan))
     _keep_settings(plan)
-    return failed | {run.name: "its stage 1 failed" for run in plan.runs if is_lost[run.folder]}
+    return failed | {name: "its stage 1 failed" for name in is_lost if is_lost[name]}
 
 
 def _keep_settings(plan: Plan) -> None:
-    """Store the settings of the experiment, now that something depends on them."""
     save_config(plan.config, plan.workdir / "config.json")
 
 
 class _SharedPolicies:
-    """The policies of the last run, and with them all that is compiled, for the next one if it has the same roles."""
+    """The policies of the last run, with all that is compiled, for a next one with the same roles."""
 
     def __init__(self):
         self._key, self._policies = "", {}
@@ -133,7 +118,7 @@ class _SharedPolicies:
 
 
 def _roles_key(config: ConfigDict) -> str:
-    """All that policies are made of: the settings of both roles, but for where they start, and the tokenizer."""
+    """All that policies are made of: the settings of the roles without their start, and the tokenizer."""
     settings = flatten(config)
     roles = {key: value for key, value in settings.items()
              if key.split(".")[0] in ROLES and not key.endswith(".init_from")}  # fmt: skip

@@ -1,21 +1,16 @@
-"""The cells of an experiment: `ablation.grid` in; one configuration for each combination of its values out.
+"""The cells of an experiment: one configuration for each combination of the values in `ablation.grid`.
 
-The grid maps axes to values. An axis is either a config key with a list of values for it,
+An axis of the grid is a config key with a list of values, or a name with labelled settings:
 
     {"task.rl_words": [(4, 4), (8, 8)]}
-
-or a name with labelled settings, each a mapping of its own from config keys to values:
-
     {"words": {"4": {"task.rl_words": (4, 4), "task.test_words": (4, 4)},
                "8": {"task.rl_words": (8, 8), "task.test_words": (8, 8)}}}
 
-The settings of a label may include `ablation.arms` and `ablation.seeds`, for cells that have their own, and `seed`,
-that of stage 1. The name of a cell, `words=8,data_seed=3`, is that of its folder; an empty label, which must be without
-settings, adds nothing to it. Axes that change nothing but the start (START_KEYS) are no part of the name of the cell's
-setting, `words=8`: results are means over starts and seeds of a setting.
+The settings of a label may include `ablation.arms` and `ablation.seeds`, and `seed` for stage 1. A cell's folder is
+`words=8,data_seed=3`; an empty label, without settings, adds nothing. Axes that change the start alone (START_KEYS) are
+no part of its setting, `words=8`: results are means over starts and seeds of a setting.
 
-Cells have a stage 1 in common where all that it depends on is equal: the tokenizer, and every setting except those of
-NOT_IN_STAGE_ONE.
+Cells share a stage 1 where the tokenizer and all settings but NOT_IN_STAGE_ONE are equal.
 """
 
 import dataclasses
@@ -37,7 +32,7 @@ from tango_jax.tasks.registry import tokenizer_model
 from tango_jax.tracking.run_config import ANY_TIME
 
 START_KEYS = {"task.data_seed", "seed", "generator.init_from", "verifier.init_from"}
-# What stage 1 does not depend on, as patterns of fnmatch. A key that is missing here costs time: a stage 1 more.
+# What stage 1 does not depend on, as patterns of fnmatch.
 NOT_IN_STAGE_ONE = (
     "arm", "checkpoint.*", "eval.*", "generate.*", "rl.*", "task.rl_*", "task.test_*", "task.verifier_*",
     "task.grader", *(key for key, declared in KEYS.items() if declared.change in ANY_TIME),
@@ -72,11 +67,8 @@ class Axis:
 
 
 def make_cells(config: ConfigDict) -> list[Cell]:
-    """The cells of the configuration's grid, in its order; without a grid a single one with an empty name.
-
-    Raises:
-        ValueError: a mistake in `ablation.grid`; it is named. The cells' own settings are not validated.
-    """
+    """The cells of the grid; without one a single cell with an empty name. Raises ValueError for a mistake in the grid;
+    the cells' settings are not validated."""
     axes = [_axis(key, values) for key, values in config.ablation.grid.items()]
     _check_axes(axes)
     choices = list(itertools.product(*(axis.labels for axis in axes)))
@@ -99,7 +91,7 @@ def make_cells(config: ConfigDict) -> list[Cell]:
 
 
 def stage_one_facts(config: ConfigDict) -> dict[str, str] | None:
-    """All that the result of stage 1 depends on; None if there is no role for which to run it."""
+    """All that the result of stage 1 depends on; None if no role has one."""
     if not any(config[role].sft.steps and not config[role].init_from for role in ROLES):
         return None
     patterns = list(NOT_IN_STAGE_ONE)
@@ -123,8 +115,8 @@ def _axis(name: str, values: Any) -> Axis:
         for label, settings in values.items():
             require(isinstance(label, str) and (label == "" or LABEL.fullmatch(label) is not None),
                     f"{shown}: label {shortened(label)} must be a text of letters, digits, and _ . + -")
-            require(isinstance(settings, Mapping), f"{shown}[{label!r}]={shortened(settings)} must be a mapping from "
-                    "config keys to values")
+            require(isinstance(settings, Mapping),
+                    f"{shown}[{label!r}]={shortened(settings)} must be a mapping from config keys to values")
             require(label != "" or not settings, f"{shown}['']={shortened(settings)} must be empty: the empty label "
                     "stands for the configuration as it is; give these settings a name")
         labels = {label: dict(settings) for label, settings in values.items()}
@@ -143,12 +135,10 @@ def _axis(name: str, values: Any) -> Axis:
 
 
 def _label(value: Any) -> str:
-    """A value as it appears in the name of a cell: 16-16 for (16, 16)."""
     return "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _check_axes(axes: list[Axis]) -> None:
-    """Check what may be set, and that no two axes set the same or have one name."""
     setter = {}
     for axis in axes:
         require([other.name for other in axes].count(axis.name) == 1,
@@ -172,19 +162,17 @@ def _cell_config(config: ConfigDict, axes: list[Axis], choice: tuple[str, ...]) 
 
 
 def _changes_stage_one(index: int, facts: Mapping[tuple[str, ...], Any]) -> bool:
-    """Whether cells that differ in this axis alone have different stages 1."""
     first = {}
     return any(first.setdefault(choice[:index] + choice[index + 1 :], own) != own for choice, own in facts.items())
 
 
 def _name(axes: Sequence[Axis], choice: Sequence[str], parts: Sequence[Axis] | None = None) -> str:
-    """The choice of a label for each axis in words, of all axes or of some."""
     return ",".join(f"{axis.name}={label}" for axis, label in zip(axes, choice, strict=True)
                     if label and (parts is None or axis in parts))
 
 
 def _check_starts(cells: list[Cell]) -> None:
-    """Check that setting and start name a cell: the table of results has no other column for it."""
+    """The table has no columns for a cell but its setting and start."""
     named = {}
     for cell in cells:
         start = (cell.setting, cell.config.task.data_seed)

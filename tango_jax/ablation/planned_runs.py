@@ -1,7 +1,7 @@
 """What an experiment consists of: every stage 1 and every run, with its folder.
 
-A run is in DIR/<cell>/<arm>/seed_<n>, without the cell's folder if there is no grid. Its stage 1 is in DIR/sft without
-a grid, and otherwise in DIR/stage_one/<name>/sft.
+A run is in DIR/<cell>/<arm>/seed_<n>, its stage 1 in DIR/stage_one/<name>/sft; without a grid in DIR/<arm>/seed_<n>,
+and DIR/sft.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from tango_jax.method.load import load_method
 from tango_jax.method.own_arm import arm_name
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
-from tango_jax.runtime.checks import Mistakes, differences, require
+from tango_jax.runtime.checks import Mistakes, differences
 from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
@@ -28,14 +28,11 @@ from tango_jax.tracking.run_config import ANY_PLACE, check_config
 
 @dataclasses.dataclass(frozen=True)
 class StageOne:
-    """A stage 1 that some runs start from."""
-
     folder: Path
     config: ConfigDict
 
     @property
     def roles(self) -> list[str]:
-        """The roles that are trained in it."""
         return [role for role in ROLES if self.config[role].sft.steps and not self.config[role].init_from]
 
     def is_finished(self) -> bool:
@@ -54,7 +51,6 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """For messages: words=8,data_seed=3/tango/seed_0."""
         return "/".join(part for part in (self.cell.name, self.arm, f"seed_{self.seed}") if part)
 
     def is_finished(self) -> bool:
@@ -69,24 +65,18 @@ class Plan:
     runs: list[PlannedRun]  # in the order in which they are made
 
     def unfinished(self) -> list[PlannedRun]:
-        """The runs without results. All processes must call this."""
+        """All processes must call this."""
         is_finished = hosts.from_first([run.is_finished() for run in self.runs])
         return [run for run, is_done in zip(self.runs, is_finished, strict=True) if not is_done]
 
 
 def stage_ones_of(runs: Sequence[PlannedRun]) -> list[StageOne]:
-    """Every stage 1 that one of the runs starts from, in their order."""
     return list({run.stage_one.folder: run.stage_one for run in runs if run.stage_one}.values())
 
 
 def make_plan(config: ConfigDict, workdir: Path) -> Plan:
-    """The plan of an experiment, every cell of which is valid; nothing is read but what validation reads.
-
-    Seeds are the outer loop: an interrupted experiment then has complete comparisons for its first seeds.
-
-    Raises:
-        ValueError: a mistake in the grid, or in the settings of a cell, which is named.
-    """
+    """The plan of an experiment, by seeds: an interrupted one has comparisons for the first. Raises ValueError for a
+    mistake in the grid, or in the settings of a cell."""
     cells = make_cells(config)
     for cell in cells:
         _validate(cell)
@@ -99,14 +89,8 @@ def make_plan(config: ConfigDict, workdir: Path) -> Plan:
 
 
 def check_plan(plan: Plan) -> None:
-    """Check that what is in the folders of all runs was made with the settings of now, and where the cells start.
-
-    All processes must call this.
-
-    Raises:
-        ValueError: a run was made with other settings or another method, or a checkpoint to start from is missing or
-            of no use.
-    """
+    """Check what is in the folders of the runs, and where the cells start. All processes must call this. Raises
+    ValueError for runs with other settings or another method, and for a checkpoint of no use."""
     check_config(plan.config, plan.workdir / "config.json")
     for run in plan.runs:
         if (run.folder / "metrics.jsonl").exists():
@@ -128,16 +112,14 @@ def _validate(cell: Cell) -> None:
         with mistakes.collected(place and f"{place}, arm {arm}: "):
             validate(config)
         kinds.setdefault(_stage_one_kind(cell, arm), arm)
-    with mistakes.collected(place and f"{place}: "):
-        require(cell.stage_one is None or len(kinds) <= 1,
-                f"ablation.arms: {' and '.join(kinds.values())} do not learn the same prompts in stage 1, so that they "
-                "start with other weights and are no pairs: give each an experiment of its own, in another --workdir, "
-                "and compare their tables with --figures and --against")
+    mistakes.require(cell.stage_one is None or len(kinds) <= 1, f"{place and f'{place}: '}ablation.arms: "
+                     f"{' and '.join(kinds.values())} do not learn the same prompts in stage 1 and are no pairs: give "
+                     "each another --workdir, and compare their tables with --figures and --against")
     mistakes.raise_all()
 
 
 def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[str, StageOne]) -> PlannedRun:
-    """`stage_ones` holds those of the runs that were planned before, by their names; a new one is added to it."""
+    """A run; its stage 1 is added to `stage_ones` unless another run has it."""
     config, stage_one = _of_a_run(cell.config, arm, seed), None
     if cell.stage_one is not None:
         stage_name = ",".join(filter(None, (cell.stage_one, _stage_one_kind(cell, arm))))
@@ -151,29 +133,23 @@ def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[st
 
 
 def _stage_one_kind(cell: Cell, arm: str) -> str:
-    """What makes the stage 1 of an arm another one than that of the cell's settings; empty: nothing. One policy has one
-    of its own, in which it learns both texts, unless all share it, and so has an arm with further prompts."""
+    """What makes an arm's stage 1 differ from the cell's: one policy for both roles, unless all arms share it, or
+    further prompts; empty: nothing."""
     kind = load_method(_of_a_run(cell.config, arm, cell.config.seed)).stage_one_kind
     return kind.removeprefix("one_policy").lstrip(",") if cell.config.verifier.adapter == "generator" else kind
 
 
 def _of_a_run(config: ConfigDict, arm: str, seed: int) -> ConfigDict:
-    """The settings of a run: it knows nothing of the experiment that it belongs to."""
+    """The settings of a run, without those of the experiment."""
     run = config.copy_and_resolve_references()
     run.arm, run.seed, run.ablation, run.compare_with = arm, seed, default_config().ablation, ""
     return run
 
 
 def _stage_one(cell: Cell, arm: str, name: str, workdir: Path) -> StageOne:
-    """A stage 1 with the settings that it was begun with, or else those of the cell; without a grid, in the
-    experiment's own folder.
-
-    Cells share it that differ in settings which it does not depend on, and which cell is the first may change.
-
-    Raises:
-        ValueError: it was begun with others on which it depends.
-    """
-    is_own_kind = name != cell.stage_one  # that of one policy
+    """A stage 1, with the settings that it was begun with, since another cell may have come first then. Raises
+    ValueError if it depends on those that have changed."""
+    is_own_kind = name != cell.stage_one
     if not cell.config.ablation.grid and not is_own_kind:
         return StageOne(workdir, cell.config)
     folder = workdir / "stage_one" / name

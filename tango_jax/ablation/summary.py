@@ -1,5 +1,4 @@
-"""The results of an experiment in Markdown: rows of its table in; for each setting what every arm reached, and how arms
-compare, with the number of runs and intervals."""
+"""The results of an experiment in Markdown: for each setting what every arm reached, and how arms compare."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -38,7 +37,6 @@ Student's t over the same means, which of a single start says nothing about othe
 
 
 def summarize(rows: Sequence[Evaluation]) -> str:
-    """Markdown with a section for every setting of every task."""
     parts = [METHODS]
     for (task, setting), arms in curves_by_setting(rows).items():
         parts += [f"## {heading(task, setting, arms)}", _start(arms), *_other_methods(arms), *_arms_table(arms),
@@ -47,7 +45,6 @@ def summarize(rows: Sequence[Evaluation]) -> str:
 
 
 def heading(task: str, setting: str, arms: Arms) -> str:
-    """A setting with its starts and seeds."""
     units = {unit for curves in arms.values() for unit in curves}
     starts, seeds = {start for start, _ in units}, {seed for _, seed in units}
     counts = ", ".join(f"{len(found)} {name}{'s' * (len(found) > 1)} ({', '.join(map(str, sorted(found)))})"
@@ -56,18 +53,16 @@ def heading(task: str, setting: str, arms: Arms) -> str:
 
 
 def title_of(name: str, setting: str) -> str:
-    """A task, or an arm, and its setting in words."""
     return ", ".join(filter(None, [name, setting.replace(",", ", ")]))
 
 
 def in_order(arms: Iterable[str]) -> list[str]:
-    """Arms in their usual order; those that are not known come last."""
     names = known_names()
     return sorted(arms, key=lambda arm: names.index(arm) if arm in names else len(names))
 
 
 def outcome_only(arms: Iterable[str]) -> str | None:
-    """The baseline: the first arm whose generator is trained alone, with nothing but outcome rewards."""
+    """The baseline: the first arm that trains the generator alone, by outcomes."""
     for arm in in_order(arms):
         record = record_of(arm)
         if record is not None and not record.uses_verifier and not record.needs_gold_steps:
@@ -76,12 +71,11 @@ def outcome_only(arms: Iterable[str]) -> str | None:
 
 
 def upper_bound(arms: Iterable[str]) -> str | None:
-    """The arm that is given the labels of every step."""
     return next((arm for arm in in_order(arms) if (record := record_of(arm)) and record.needs_gold_steps), None)
 
 
 def sampled_at_start(arms: Arms) -> float | None:
-    """Share of right answers in the first generator turn, of the first arm that has it; None if no arm has."""
+    """Share of right answers in the first generator turn, of the first arm that has it."""
     for arm in in_order(arms):
         sampled = measured(arms[arm], lambda curve: curve.evaluations[0].sampled_accuracy)
         if None not in sampled.values():
@@ -90,7 +84,7 @@ def sampled_at_start(arms: Arms) -> float | None:
 
 
 def ends_text(arms: Mapping[str, Curves], span: int) -> str:
-    """Which steps means are over, if some runs have more; empty: all have the same."""
+    """Which steps means are over, if some runs have more."""
     ends = {arm: sorted({curve.last_step for curve in curves.values()}) for arm, curves in arms.items()}
     if all(found == [span] for found in ends.values()):
         return ""
@@ -99,12 +93,10 @@ def ends_text(arms: Mapping[str, Curves], span: int) -> str:
 
 
 def line(cells: Iterable[str]) -> str:
-    """A row of a table."""
     return "| " + " | ".join(cells) + " |"
 
 
 def head(titles: Sequence[str]) -> list[str]:
-    """The first two lines of a table."""
     return [line(titles), "|---" * len(titles) + "|"]
 
 
@@ -122,7 +114,6 @@ def _start(arms: Arms) -> str:
 
 
 def _other_methods(arms: Arms) -> list[str]:
-    """A line about arms that differ in more than the arm."""
     by_method: dict[str, list[str]] = {}
     for arm in in_order(arms):
         for method in {beside_the_arm(curve.evaluations[0].method) for curve in arms[arm].values()} - {""}:
@@ -134,8 +125,6 @@ def _other_methods(arms: Arms) -> list[str]:
 
 
 def _arms_table(arms: Arms) -> list[str]:
-    """The table of the arms, over the generator steps that all runs have, and a line that names these if some have
-    more."""
     whole = {arm: arms[arm] for arm in in_order(arms)}
     cut, span = over_same_steps(whole)
     lines = head(("arm", "runs", "accuracy, mean", "accuracy, end", f"reached {LEVEL:g}", "steps", "1000 tokens",
@@ -157,7 +146,6 @@ def _thousands_to(curve: Curve) -> Reached:
 
 
 def _comparisons(arms: Arms) -> list[str]:
-    """Tables of the arms against the baseline, and of the method against the others."""
     arms = {arm: arms[arm] for arm in in_order(arms) if trains_generator(arm)}
     baseline, parts = outcome_only(arms), []
     if baseline:
@@ -170,7 +158,6 @@ def _comparisons(arms: Arms) -> list[str]:
 
 
 def _comparison_table(arms: Arms, names: Sequence[tuple[str, str]], bound: str | None) -> str:
-    """Each row compares two arms; with a bound also by the share of the gap to it that the first closes."""
     if not names:
         return ""
     titles = ["arm / arm", "pairs", "over steps", "steps, ratio", "tokens, ratio", "mean accuracy, difference"]
@@ -179,22 +166,27 @@ def _comparison_table(arms: Arms, names: Sequence[tuple[str, str]], bound: str |
         pairs = pairs_of(arms[first], arms[second])
         if not pairs.units:
             continue
-        cells = [f"{first} / {second}", str(len(pairs.units)), str(pairs.span), ratio_text(pairs, steps_to),
-                 ratio_text(pairs, tokens_to), difference_text(pairs)]  # fmt: skip
+        cells = [f"{first} / {second}", *units_text(pairs), ratio_text(pairs, steps_to), ratio_text(pairs, tokens_to),
+                 difference_text(pairs)]  # fmt: skip
         if bound:
-            cells.append(gap_text(pairs_of(arms[first], arms[second], arms[bound]), pairs) if first != bound else "1")
+            cells.append(gap_text(arms[first], arms[second], arms[bound]))
         lines.append(line(cells))
     return "\n".join(lines)
 
 
+def units_text(pairs: Pairs) -> list[str]:
+    return [str(len(pairs.units)), str(pairs.span)]
+
+
 def difference_text(pairs: Pairs, measure_fn: Callable = mean_accuracy) -> str:
-    """What the first arm is ahead of the second."""
     return figure_text(pairs.difference(measure_fn), len(pairs.units), sign="+")
 
 
-def gap_text(three: Pairs, pairs: Pairs) -> str:
-    """The share of the gap from the second arm to the third that the first closes; with the number of units and steps
-    that all three have, where these are not those of the pair beside it."""
+def gap_text(arm: Curves, low: Curves, high: Curves) -> str:
+    """The share of the gap that an arm closes; with the units and steps of all three, where the pair has others."""
+    if arm is high:
+        return "1"
+    pairs, three = pairs_of(arm, low), pairs_of(arm, low, high)
     if not three.units:
         return "no common runs"
     shown = figure_text(three.gap_share(), len(three.units))
@@ -204,7 +196,7 @@ def gap_text(three: Pairs, pairs: Pairs) -> str:
 
 
 def ratio_text(pairs: Pairs, measure_fn: Callable) -> str:
-    """A ratio of means, marked where runs are censored; none where no run of either arm got there."""
+    """A ratio of means, marked where runs are censored."""
     if not pairs.units:
         return "no common runs"
     both = [measured(curves, measure_fn) for curves in pairs.arms]
@@ -252,7 +244,7 @@ def _score(curves: Curves, name: str) -> str:
 
 
 def _live(curves: Curves) -> str:
-    """The sampled verifier on live solutions, at the first and at the last evaluation."""
+    """The sampled verifier on live solutions, at the first and the last evaluation."""
     found = measured(curves, lambda curve: curve.of("verifier_live_step_f1"))
     found = {unit: values[np.isfinite(values)] for unit, values in found.items()}
     if not all(values.size > 1 for values in found.values()):
@@ -263,7 +255,7 @@ def _live(curves: Curves) -> str:
 
 
 def figure_text(found: Estimate, count: int, format_fn: Callable[[float], str] | None = None, sign: str = "") -> str:
-    """A figure of `count` runs with its interval, if there are runs enough for one."""
+    """A figure of `count` runs, with its interval if they are enough."""
     format_fn = format_fn or (lambda value: f"{value:{sign}.3f}")
     if not count:
         return "no common runs"

@@ -22,7 +22,7 @@ from tango_jax.runtime.failures import typed_command
 from tango_jax.runtime.machine import describe_machine
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
-from tango_jax.tracking.stored_runs import PICTURE, compare
+from tango_jax.tracking.stored_runs import compare
 
 
 def describe_run(
@@ -113,7 +113,7 @@ def describe_results(console: Console, config: ConfigDict, workdir: Path, summar
         console.log(line)
     console.log(f"view the report: {typed_command('report')} {workdir}")
     console.log("files:")
-    for name in ("metrics.jsonl", "summary.json", "curves.png", PICTURE, "transcripts.md", "rollouts", "checkpoints",
+    for name in ("metrics.jsonl", "summary.json", "curves.png", "transcripts.md", "rollouts", "checkpoints",
                  "sft"):  # fmt: skip
         if (workdir / name).exists():
             console.log(f"  {workdir / name}")

@@ -1,12 +1,8 @@
 """Alarms: detect from the metrics that a run is going wrong, and suggest what to try.
 
-Takes the rows of metrics.jsonl (oldest first) and returns an `Alarm` for everything that is wrong at the last row.
-loggers.py calls this at the end of every turn: it writes `alarm/<name>` as 1 into the rows of the turns in which an
-alarm is active, and as 0 into the row with which it clears, and logs both. Alarms depend on the rows alone (see
-alarm_rules.py), so a resumed run continues with the same alarms, and a report can reconstruct their history from the
-file (`periods`).
-
-All rows are kept, because some limits are relative to a role's first turns; a run has only hundreds of rows.
+Takes the rows of metrics.jsonl (oldest first). loggers.py writes `alarm/<name>` as 1 into the rows of the turns in
+which an alarm is active, and as 0 into the row with which it clears. Alarms depend on the rows alone, so a resumed run
+and a report find the same ones.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,8 +13,6 @@ from tango_jax.tracking.metrics import TURN_PHASES
 
 
 class Alarm(NamedTuple):
-    """One problem that was detected."""
-
     name: str  # the metric is alarm/<name>
     seen: str
     limit: str
@@ -31,14 +25,13 @@ class Period(NamedTuple):
     name: str
     first: int
     last: int | None
-    alarm: Alarm | None  # as reported at its first turn; None if the limits of this version would not raise it
+    alarm: Alarm | None  # at its first turn; None if this version's limits do not raise it
 
 
 def check(rows: Sequence[dict], ringing: Collection[str] = (), limits: Limits = LIMITS) -> list[Alarm]:
     """Return an alarm for everything that is wrong at the last row.
 
-    An alarm in `ringing`, i.e. one that was active at the row before, clears only once its value is inside the limit by
-    a margin (`Limits.margin`), so that a value hovering around the limit does not raise the alarm again and again.
+    Those in `ringing`, active at the row before, clear once their value is inside the limit by `Limits.margin`.
     """
     found = []
     for name, rule in RULES.items():
@@ -49,21 +42,17 @@ def check(rows: Sequence[dict], ringing: Collection[str] = (), limits: Limits = 
 
 
 def as_metrics(alarms: Sequence[Alarm], before: Collection[str] = ()) -> dict[str, int]:
-    """Return {"alarm/<name>": 1} for every active alarm, and 0 for those of `before` that clear with this row.
-
-    All others are left out, so that the rows of a run that is well hold no alarms.
-    """
+    """Return {"alarm/<name>": 1} for every active alarm, and 0 for those of `before` that clear with this row."""
     now = {alarm.name for alarm in alarms}
     return {f"alarm/{name}": int(name in now) for name in RULES if name in now or name in before}
 
 
 def ringing_at(row: dict) -> frozenset[str]:
-    """Names of the alarms that were active when the row was written."""
     return frozenset(name for name in RULES if row.get(f"alarm/{name}"))
 
 
 def messages(before: Collection[str], rows: Sequence[dict], alarms: Sequence[Alarm]) -> list[str]:
-    """Log lines for the alarms that start with the last row and for those that clear with it."""
+    """Log lines for the alarms that start or clear with the last row."""
     step, now = rows[-1]["step"], {alarm.name for alarm in alarms}
     lines = [
         f"alarm {alarm.name} (turn {step}): {alarm.seen}; the limit is {alarm.limit}. What to try: {alarm.advice}"
@@ -78,7 +67,7 @@ def messages(before: Collection[str], rows: Sequence[dict], alarms: Sequence[Ala
 
 
 def periods(rows: Sequence[dict], limits: Limits = LIMITS) -> list[Period]:
-    """When each alarm was active, in order of their starts, given all rows of a run (or the rows so far)."""
+    """When each alarm was active, in order of their starts."""
     turns = [row for row in rows if row["phase"] in TURN_PHASES]
     found: list[Period] = []
     open_at: dict[str, int] = {}  # name -> index in `found`

@@ -1,7 +1,4 @@
-"""Data behind the figures: curves extracted from metrics rows, running means, and curves aggregated over seeds.
-
-Takes rows of metrics.jsonl as dicts and returns NumPy arrays. Used after a run by plots.py (PNG) and viewer/ (HTML).
-"""
+"""Data behind the figures: curves from metrics rows, running means, and curves of several seeds."""
 
 import itertools
 from collections.abc import Collection, Iterable
@@ -25,13 +22,12 @@ LEAST_SPAN = 0.2  # minimum range of a score's axis, so that a flat curve looks 
 
 
 def label_of(arm: str) -> str:
-    """The legend label of an arm; an arm that is not known is labelled by its name."""
     record = record_of(arm)
     return record.label if record else arm
 
 
 def looks_of(arms: Iterable[str]) -> dict[str, Look]:
-    """How to draw the curve of each arm; arms that are not known get the spare looks."""
+    """How to draw each arm; unknown ones get the spare looks."""
     spare = itertools.cycle(SPARE_LOOKS)
     return {arm: record.look if (record := record_of(arm)) else next(spare) for arm in arms}
 
@@ -44,7 +40,7 @@ class Series(NamedTuple):
 
 
 def series(rows: Iterable[dict], phases: Collection[str], x_name: str, y_name: str) -> Series:
-    """Points that have both values, sorted by x; if two rows share an x, the later row wins."""
+    """Points that have both values, by x; of two rows with one x, the later counts."""
     points = {row[x_name]: row[y_name] for row in rows
               if row.get("phase") in phases and row.get(x_name) is not None and row.get(y_name) is not None}
     x = sorted(points)
@@ -52,7 +48,7 @@ def series(rows: Iterable[dict], phases: Collection[str], x_name: str, y_name: s
 
 
 def smooth(y: np.ndarray) -> np.ndarray:
-    """Centred running mean whose window shrinks towards the ends, so that no points are extrapolated."""
+    """Centred running mean whose window shrinks towards the ends."""
     half = len(y) // SMOOTHING_SHARE // 2
     sums = np.concatenate([[0.0], np.cumsum(y)])
     middle = np.arange(len(y))
@@ -61,15 +57,14 @@ def smooth(y: np.ndarray) -> np.ndarray:
 
 
 def score_range(low: float, high: float, least_margin: float = 0.0) -> tuple[float, float]:
-    """Axis range for scores from `low` to `high`: never beyond 0 and 1, and never so narrow that noise looks like
-    progress."""
+    """Axis range for scores: within 0 and 1, and never so narrow that noise looks like progress."""
     spare = max(LEAST_SPAN - (high - low), least_margin) / 2
     # Near 0 or 1, extend the range at the other end instead.
     return max(min(low - spare, 1.02 - LEAST_SPAN), -0.02), min(max(high + spare, LEAST_SPAN - 0.02), 1.02)
 
 
 def over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The x values common to all seeds, and the values [seed, point] there; seeds without the metric are left out."""
+    """The x values common to all seeds that have the metric, and the values [seed, point] there."""
     seeds = [list(rows) for rows in seeds]
     # One that has not finished its warm-up does not tell how long it is.
     warmup = max((_warmup_turns(rows) for rows in seeds), default=0)
@@ -77,7 +72,7 @@ def over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.n
 
 
 def at_common_x(curves: Iterable[Series]) -> tuple[np.ndarray, np.ndarray]:
-    """The x values common to all curves that have any points, and their values [curve, point] there."""
+    """The x values common to all curves with points, and their values [curve, point] there."""
     curves = [curve for curve in curves if curve.x.size]
     if not curves:
         return np.empty(0), np.empty((0, 0))
@@ -92,10 +87,9 @@ def _evaluations(rows: Iterable[dict]) -> list[dict]:
 
 
 def _warmup_turns(rows: Iterable[dict]) -> int:
-    """Turns of the verifier's warm-up, as far as they have been evaluated."""
     return max((row["step"] for row in _evaluations(rows) if row["generator_step"] == 0), default=0)
 
 
 def _from_warmup(rows: Iterable[dict], warmup: int) -> list[dict]:
-    """Evaluation rows with an added `x`: the generator step, or a negative turn count during the verifier's warm-up."""
+    """Evaluation rows with `x`: the generator step, or turns before the first one as a negative number."""
     return [row | {"x": row["generator_step"] or row["step"] - warmup} for row in _evaluations(rows)]

@@ -1,8 +1,7 @@
-"""The table of an experiment: one row for every evaluation of every run, as CSV.
+"""The table of an experiment: one CSV row for every evaluation of every run.
 
-Figures, statistics and summaries are made from these rows alone, so a committed file reproduces them. Tables of several
-experiments can be read together. Six columns hold digests that say which runs compare; an empty one is of a table that
-did not record it, and compares with all.
+Figures and summaries are made from these rows alone. Six columns hold digests that say which runs compare. An empty
+digest was not recorded, and compares with all.
 """
 
 import csv
@@ -34,33 +33,32 @@ class Evaluation(NamedTuple):
 
     task: str
     setting: str  # the cell of the grid, without its start; empty: there was no grid
-    start: int  # task.data_seed: what stage 1 learned from, and the test problems
+    start: int  # task.data_seed: the problems of stage 1 and of the test
     arm: str
     seed: int
     turn: int  # turns of both roles made before it, warm-up included
-    generator_step: int  # generator turns made before it; of an arm without any, those that others would have made
-    sampled_tokens: int  # that both roles had sampled in training by then, those of resampled groups included
+    generator_step: int  # generator turns made before it; without a trained generator: those that others make
+    sampled_tokens: int  # by both roles in training, with resampled groups
     seconds: float  # of training by then, without evaluations
     accuracy: float  # greedy, on held-out problems
     verifier_step_f1: float | None  # greedy, on the fixed pool
     verifier_outcome_f1: float | None
-    # Of the generator's turn that follows the evaluation, or, after the last one, of that:
-    sampled_accuracy: float | None = None  # share of the sampled solutions that were right, on training problems
-    verifier_live_step_f1: float | None = None  # sampled judgements of these solutions; not before a warm-up to come
+    # Of the generator's turn after the evaluation, or of the last turn:
+    sampled_accuracy: float | None = None  # of sampled solutions, on training problems
+    verifier_live_step_f1: float | None = None  # of sampled judgements of these; None before the warm-up ends
     groups_without_signal: float | None = None
     alpha: float | None = None  # weight of the step rewards
-    # Digests. Runs that stand side by side have the same `setup`; those of one start and seed also the same problems
-    # and the same weights at the start of reinforcement learning; those that are seeds of one arm the same `method`.
+    # Digests; `_must_be_alike` has what they must be equal for.
     setup: str = ""  # `setup_of` the run
     method: str = ""  # `method_of` the run
-    problems: str = ""  # what is in the files of problems and of prompts
-    generator_start: str = ""  # the weights that the generator starts from
+    problems: str = ""  # contents of the files of problems and prompts
+    generator_start: str = ""  # weights at the start of reinforcement learning
     verifier_start: str = ""
-    weights: str = ""  # the checkpoints and adapters that both roles start from, before stage 1
+    weights: str = ""  # checkpoints and adapters of both roles, before stage 1
 
 
 class Sources(NamedTuple):
-    """What a run was made of beside its settings."""
+    """What a run was made of, apart from its settings."""
 
     start: Mapping[str, str] = {}  # role, "problems" and "templates" -> digest (loop/resume.py fingerprints_of)
     files: Mapping[str, str] = {}  # setting -> digest of the user's file that it names
@@ -70,7 +68,6 @@ class Sources(NamedTuple):
 _NO_SOURCES = Sources()
 _DIGESTS = ("setup", "method", "problems", "generator_start", "verifier_start", "weights")
 _TEXTS = ("task", "setting", "arm", *_DIGESTS)
-# Settings that have columns of their own.
 _COLUMNS = ("arm", "seed", "task.data_seed")
 _SETUP = ("task.", "eval.", "rl.prompts_per_step", "rl.samples_per_prompt",
           *(f"{role}.{group}" for role in ROLES for group in (
@@ -86,14 +83,7 @@ _MAY_BE_EMPTY = ("verifier_step_f1", "verifier_outcome_f1", *_OPTIONAL)
 def evaluations_of(
     metrics: Sequence[Mapping], config: ConfigDict, setting: str, sources: Sources = _NO_SOURCES
 ) -> list[Evaluation]:
-    """The rows of one run.
-
-    Args:
-        metrics: all rows of its metrics.jsonl, in their order.
-        config: its settings.
-        setting: the name of its cell, without its start.
-        sources: see `sources_of`.
-    """
+    """The rows of one run, given all rows of its metrics.jsonl. `setting`: the name of its cell, without its start."""
     found, tokens, seconds = [], 0, 0.0
     contents = [sources.start[name] for name in ("problems", "templates") if name in sources.start]
     digests = (setup_of(config, sources.files), method_of(config, sources.files), _digest(contents) if contents else "",
@@ -123,23 +113,35 @@ def sources_of(workdir: Path) -> Sources:
 
 
 def setup_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
-    """A digest of what must be equal in runs that stand side by side: the settings that problems, prompts, models,
-    stage 1 and the size of a turn depend on, with the user's functions among them. Start, seed and arm do not count."""
+    """A digest of the settings and functions that problems, prompts, models, stage 1 and the size of a turn depend on.
+    Start, seed and arm do not count."""
     return _digest_of_settings(config, files, is_setup=True)
 
 
 def method_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
-    """A digest of all other settings and functions that results depend on, such as schedules, rewards, losses and
-    learning rates, and behind a plus one of the files of an arm of the user's: runs with different ones are not seeds
-    of the same arm. Of runs of different arms, `beside_the_arm` is compared."""
+    """A digest of all other settings and functions that results depend on; after a plus, one of the arm's files."""
     arm = sorted((key, digest) for key, digest in files.items() if _is_of_arm(key))
     others = {key: digest for key, digest in files.items() if not _is_of_arm(key)}
     return _digest_of_settings(config, others, is_setup=False) + (f"+{_digest(arm)}" if arm else "")
 
 
 def beside_the_arm(method: str) -> str:
-    """The part of `method_of` a run that does not tell its arm."""
+    """The part of `method_of` that does not depend on the arm."""
     return method.partition("+")[0]
+
+
+def digests_of(row: Evaluation) -> dict[str, str]:
+    """The digests in which runs of one start and seed must agree, whatever their arms. Those not recorded are left out,
+    and so is the verifier's start of an arm that asks no verifier."""
+    found = {name: getattr(row, name) for name in _DIGESTS} | {"method": beside_the_arm(row.method)}
+    if not _asks_verifier(row):
+        del found["verifier_start"]
+    return {name: digest for name, digest in found.items() if digest}
+
+
+def _asks_verifier(row: Evaluation) -> bool:
+    arm = record_of(row.arm)
+    return arm is None or arm.uses_verifier
 
 
 def _is_of_arm(key: str) -> bool:
@@ -157,8 +159,7 @@ def _digest_of_settings(config: ConfigDict, files: Mapping[str, str], is_setup: 
 
 
 def _is_used(config: ConfigDict, key: str) -> bool:
-    """Whether a setting counts: a model's sizes are read from its checkpoint, if it has one, and adapters have a
-    rank."""
+    """A model's sizes do not count where it has a checkpoint, nor settings of adapters without a rank."""
     role, _, field = key.partition(".model.")
     if field.startswith("lora."):
         return config[role].model.lora.rank > 0
@@ -166,8 +167,7 @@ def _is_used(config: ConfigDict, key: str) -> bool:
 
 
 def _without_folder(value: Any) -> Any:
-    """The last part of a path or hub id, without a commit: the same file may lie elsewhere. Other columns tell what is
-    in the files."""
+    """The last part of a path or hub id, without a commit: the same file may lie elsewhere."""
     is_path = isinstance(value, str) and "/" in value and not set(value) & set("\n{")
     return PurePath(value).name.partition("@")[0] if is_path else value
 
@@ -177,7 +177,7 @@ def _digest(facts: Any) -> str:
 
 
 def _turn_beside(metrics: Sequence[Mapping], index: int) -> Mapping:
-    """The generator's turn after the evaluation at this index, whose solutions come from the generator evaluated."""
+    """The generator's turn after the evaluation at this index, or else the one before."""
     later = (row for row in metrics[index:] if row["phase"] == "generator")
     earlier = (row for row in reversed(metrics[:index]) if row["phase"] == "generator")
     return next(later, None) or next(earlier, {})
@@ -197,12 +197,8 @@ def _cell(value: Any) -> Any:
 
 
 def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> list[Evaluation]:
-    """The rows of one or several tables; `name` is what the user calls them, for messages.
-
-    Raises:
-        ValueError: a file does not exist, has no rows, lacks a column or holds what is no number; or an evaluation
-            stands in the tables twice, or runs stand side by side that do not compare.
-    """
+    """The rows of tables. `name`: of the option. Raises ValueError for a damaged table, and where an evaluation stands
+    twice or runs do not compare."""
     rows, places, first = [], {}, {}
     for path in paths:
         for line, row in _read_table(local_path(name, path)):
@@ -222,26 +218,25 @@ def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> 
 
 
 def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
-    """(what a digest must be equal for, the digest, what the runs have otherwise) of each digest of a row."""
+    """Of each digest of a row: (which runs must have the same, the digest, how they differ otherwise)."""
     side_by_side, pair = (row.task, row.setting), (row.task, row.setting, row.start, row.seed)
     found = [
         (("setup", *side_by_side), row.setup, f"had {SETUP_IN_WORDS}"),
         (("method", *side_by_side, row.arm), row.method, f"of arm {row.arm} had other settings beside the seed, such "
-         "as a schedule, a reward, a loss or a learning rate, or another version of a user's function"),
+         "as a schedule, a reward, a loss or a learning rate, or another version of your function"),
         (("weights", *side_by_side), row.weights, "started from other weights: the checkpoints or adapters that they "
          "name have other contents"),
         (("problems", *side_by_side, row.start), row.problems, "had files of problems or prompts with other contents"),
         (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with other "
          "weights of the generator, and are no pair"),
     ]  # fmt: skip
-    if (arm := record_of(row.arm)) is None or arm.uses_verifier:
+    if _asks_verifier(row):
         found.append((("verifier_start", *pair), row.verifier_start, f"of start {row.start} and seed {row.seed} began "
                       "with other weights of the verifier, and are no pair"))  # fmt: skip
     return found
 
 
 def _read_table(path: Path) -> list[tuple[int, Evaluation]]:
-    """(line, row) of every row of a table."""
     try:
         text = path.read_text(encoding="utf-8-sig")  # spreadsheets begin a file with a byte-order mark
     except (OSError, ValueError) as error:
@@ -255,14 +250,10 @@ def _read_table(path: Path) -> list[tuple[int, Evaluation]]:
                          "experiment") from error
     if missing := [name for name in Evaluation._fields if name not in columns and name not in _OPTIONAL]:
         raise ValueError(f"{path} lacks the columns {', '.join(missing)}: name the ablation.csv of an experiment")
-    rows = [(line, _row(row, f"{path}, line {line}")) for line, row in found]
-    if not rows:
+    if not found:
         raise ValueError(f"{path} has no rows: name the ablation.csv of an experiment with a finished run")
-    return rows
-
-
-def _row(row: Mapping[str, str | None], place: str) -> Evaluation:
-    return Evaluation(*(_value(name, row.get(name) or "", place) for name in Evaluation._fields))
+    return [(line, Evaluation(*(_value(name, row.get(name) or "", f"{path}, line {line}")
+                                for name in Evaluation._fields))) for line, row in found]
 
 
 def _value(name: str, text: str, place: str) -> Any:

@@ -1,4 +1,4 @@
-"""Estimates with 95 % intervals, of two kinds that answer two questions. Takes outcomes or measures, returns estimates.
+"""Estimates with 95 % intervals, of two kinds. Takes outcomes or measures, returns estimates.
 
 **Over problems** (`bootstrap_means`, `paired_differences`, `estimate_from_sums`, `mean_over_sets`): how much would a
 figure of one model vary with another draw of problems? All take the bootstrap over problems, the only interval that
@@ -7,16 +7,11 @@ fits shares, means over samples, F1 scores, paired differences and averages over
 is wholly wrong are weighted too, because problems that are all alike show no spread, and 0 of 30 does not mean never.
 For yes-or-no outcomes this is nearly Wilson's interval (`wilson`), which the report uses for its many rates.
 
-**Over starts** (`estimate`, `difference`, `ratio`, `gap_share`): how much would a figure of one method vary with
-another draw of starts and seeds? A run is known by its unit, (start, seed): arms of one unit have the same stage 1 and
-see the same problems, so arms are compared unit by unit, in pairs.
-
-With several starts, an interval is Student's t interval of the means over each start's seeds, with one degree of
-freedom less than there are starts: runs of one start have more in common than others, so starts and not runs are the
-independent observations. It holds for as few as three starts, where a bootstrap of starts is too narrow. With one start
-it is the t interval of the seeds, which says nothing about other starts. A ratio of means is linearised about its value
-(the delta method), that of steps or tokens on a logarithmic scale. A mean is the mean of its starts' means, each of
-which counts alike; no interval leaves the range that its measure has.
+**Over starts** (`estimate`, `difference`, `ratio`, `gap_share`): how much would a figure of one method vary with other
+starts and seeds? A run is known by its unit, (start, seed); arms are compared unit by unit. Intervals are Student's t
+over the means of the starts, since seeds of one start have more in common than others. With one start they are over its
+seeds, and say nothing about other starts. A ratio of means is linearised (the delta method), that of steps or tokens
+on a logarithmic scale. No interval leaves the range that its measure has.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +26,12 @@ RESAMPLES = 2000
 _ROUNDING = 1e-9  # draws that differ by less are equal
 _CHUNK = 100  # resamples computed at once: 15,000 problems x 2,000 resamples would take 240 MB
 _SEED = 0
-MIN_FOR_INTERVAL = 5  # with fewer runs every one of them is shown instead
+MIN_FOR_INTERVAL = 5  # runs; fewer are shown one by one
 Unit = tuple[int, int]  # (start, seed)
 
 
 class Estimate(NamedTuple):
-    """A figure with its 95 % interval; NaN where the rows or runs do not determine it, or its bounds."""
+    """A figure with its 95 % interval; NaN where it is not determined."""
 
     value: float
     low: float
@@ -50,10 +45,7 @@ _UNKNOWN = Estimate(*[float("nan")] * 3)
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's score interval of a share among `count` independent outcomes, at 95 %.
-
-    Written out, because scipy.stats.binomtest takes whole numbers of successes only: a mean over samples has none.
-    """
+    """Wilson's score interval at 95 %. (scipy.stats.binomtest takes whole numbers of successes only.)"""
     if count == 0:
         return float("nan"), float("nan")
     shrink = 1 + Z_95**2 / count
@@ -64,7 +56,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def bootstrap_means(values_OA: np.ndarray) -> list[Estimate]:
-    """The mean of each column: one number per problem, between 0 and 1 in all of them."""
+    """The mean of each column of numbers between 0 and 1."""
     count, columns = values_OA.shape
     if not count:
         return [_UNKNOWN] * columns
@@ -79,7 +71,7 @@ def mean_draws(values_OA: np.ndarray) -> np.ndarray:
 
 
 def paired_differences(values_OA: np.ndarray, baseline_O: np.ndarray) -> list[Estimate]:
-    """The mean of each column minus that of the baseline: paired, so that hard problems do not hide a difference."""
+    """The mean of each column minus the baseline's, paired by problem."""
     gaps_OA = values_OA - baseline_O[:, None]
     draws_JA = resample(gaps_OA, lambda means_JA: means_JA)
     return [estimate_of(float(gaps_OA[:, c].mean()), draws_JA[:, c]) for c in range(gaps_OA.shape[1])]
@@ -120,7 +112,7 @@ def estimate_of(value: float, draws_J: np.ndarray) -> Estimate:
 
 
 def mean_over_sets(values: list[float], draws: list[np.ndarray]) -> Estimate:
-    """The mean over sets that were drawn independently of each other, such as the average of ProcessBench's four."""
+    """The mean over independent sets, such as ProcessBench's four."""
     rng = np.random.default_rng(_SEED)
     # Every set was resampled with the same seed: without a new order they would rise and fall together.
     mixed_J = np.mean([rng.permutation(draws_J) for draws_J in draws], axis=0)
@@ -131,14 +123,13 @@ def mean_over_sets(values: list[float], draws: list[np.ndarray]) -> Estimate:
 
 
 def paired(*measures: Mapping[Unit, float]) -> tuple[list[Unit], np.ndarray]:
-    """The units that all arms have, and the measure of each arm there, float [units, arms]."""
+    """The units that all arms have, and their measures there, float [units, arms]."""
     units = [unit for unit in measures[0] if all(unit in measure for measure in measures)]
     return units, np.array([[measure[unit] for measure in measures] for unit in units], float)
 
 
 def independent_means(units: Sequence[Unit], values_UA: np.ndarray) -> np.ndarray:
-    """The independent observations among values of U units, float [O, A]: the mean over each start's units,
-    or with one start the units themselves."""
+    """The independent observations, float [O, A]: means over each start's units or, with one start, its units."""
     starts = np.array([start for start, _ in units])
     if len(set(starts.tolist())) < 2:
         return values_UA
@@ -148,7 +139,7 @@ def independent_means(units: Sequence[Unit], values_UA: np.ndarray) -> np.ndarra
 def t_interval(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean over O independent observations, float [O, ...], and the bounds of its 95 % t interval, float [...] each.
 
-    Bounds are NaN with one observation, or where all are alike: identical runs do not mean certainty.
+    Bounds are NaN with one observation, or where all are alike.
     """
     count, mean = len(observations), observations.mean(axis=0)
     if count < 2:
@@ -161,18 +152,17 @@ def t_interval(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def estimate(values: Mapping[Unit, float], most: float = np.inf) -> Estimate:
-    """The mean over units, with its interval, of a measure in [0, most]."""
+    """The mean over units of a measure in [0, most]."""
     value, low, high = _mean(*paired(values), lambda means_OA: means_OA[:, 0])
     return Estimate(value, float(np.maximum(low, 0.0)), float(np.minimum(high, most)))
 
 
 def difference(more: Mapping[Unit, float], less: Mapping[Unit, float]) -> Estimate:
-    """Mean of one arm's measure minus the mean of another's, paired."""
     return _mean(*paired(more, less), lambda means_OA: means_OA[:, 0] - means_OA[:, 1])
 
 
 def ratio(over: Mapping[Unit, float], under: Mapping[Unit, float]) -> Estimate:
-    """Mean of one arm's measure over the mean of another's, paired; neither is negative. Unknown where one is 0."""
+    """Mean of one arm's measure over the mean of another's, paired. Unknown where one is 0."""
     units, values_UA = paired(over, under)
     if not units or not values_UA.any(axis=0).all():
         return _UNKNOWN
@@ -184,9 +174,9 @@ def ratio(over: Mapping[Unit, float], under: Mapping[Unit, float]) -> Estimate:
 def gap_share(
     arm: Mapping[Unit, float], low: Mapping[Unit, float], high: Mapping[Unit, float]
 ) -> Estimate:
-    """Share of the gap between two arms that a third closes, (arm - low) / (high - low), of mean measures, paired.
+    """Share of a gap that an arm closes, (arm - low) / (high - low), of mean measures, paired.
 
-    NaN where the gap is 0, or where there are runs enough for an interval and that of the gap includes 0.
+    NaN where the gap is 0 or, with runs enough for an interval, where that includes 0.
     """
     units, values_UA = paired(arm, low, high)
     gap = _mean(units, values_UA, lambda means_OA: means_OA[:, 2] - means_OA[:, 1])
@@ -198,14 +188,13 @@ def gap_share(
 def _mean(
     units: Sequence[Unit], values_UA: np.ndarray, contrast_fn: Callable[[np.ndarray], np.ndarray]
 ) -> Estimate:
-    """The mean of a contrast of A measures over the independent observations."""
     if not len(units):
         return _UNKNOWN
     return Estimate(*(float(bound) for bound in t_interval(contrast_fn(independent_means(units, values_UA)))))
 
 
 def _ratio(units: Sequence[Unit], over_U1: np.ndarray, under_U1: np.ndarray) -> Estimate:
-    """Ratio of means, with the interval of its linear approximation, value + (over - value * under) / mean(under)."""
+    """Ratio of means, with the interval of value + (over - value * under) / mean(under)."""
     over_O, under_O = (independent_means(units, part_U1)[:, 0] for part_U1 in (over_U1, under_U1))
     with np.errstate(divide="ignore", invalid="ignore"):
         value = over_O.mean() / under_O.mean()
@@ -214,5 +203,5 @@ def _ratio(units: Sequence[Unit], over_U1: np.ndarray, under_U1: np.ndarray) -> 
 
 
 def has_interval(units: Sequence[Unit]) -> bool:
-    """Whether there are independent observations enough for a band or a bar to show an interval, not their range."""
+    """Whether there are independent observations enough for an interval."""
     return len(independent_means(units, np.zeros((len(units), 1)))) >= MIN_FOR_INTERVAL

@@ -1,13 +1,11 @@
 """The learning curve of one run, how far and how soon it rises, and the mean curve of many runs.
 
-Takes a run's evaluations (evaluations.py); returns numbers. Used after runs, to compare them. `pairs_of` is the only
-way in which arms are compared: over the starts and seeds that all of them have, and over the generator steps that all
-of these runs have, since a mean over a longer run says something else than one over a shorter run.
+`pairs_of` is the only way in which arms are compared: over the starts and seeds that all of them have, and over the
+generator steps that all of these runs have.
 
-A run that never reaches a level is censored: it would have needed more than it had. It counts with what it had, steps
-or tokens, at its end, so that its arm's mean is a lower bound; with the same number of steps in all runs that is the
-restricted mean of survival analysis. A ratio of two such means is an upper bound of the true one if only runs of the
-denominator are censored, and a lower bound if only runs of the numerator are.
+A run that never reaches a level is censored: it counts with the steps or tokens that it had, so the mean of its arm is
+a lower bound. A ratio of means is an upper bound if only runs of the denominator are censored, and a lower bound if
+only runs of the numerator are.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -16,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tango_jax.tracking.curves import Series, at_common_x
-from tango_jax.tracking.evaluations import Evaluation, beside_the_arm
+from tango_jax.tracking.evaluations import Evaluation, digests_of
 from tango_jax.tracking.intervals import (
     MIN_FOR_INTERVAL,
     Estimate,
@@ -33,15 +31,11 @@ LEVEL = 0.8  # accuracy that counts as having learned the task
 
 
 class Reached(NamedTuple):
-    """When a curve first reached a level."""
-
-    x: float  # steps or tokens; if it never did: those at its end
+    x: float  # steps or tokens at which a curve first reached a level; if it never did: those at its end
     is_reached: bool
 
 
 class Curve(NamedTuple):
-    """The evaluations of one run, in their order."""
-
     evaluations: tuple[Evaluation, ...]
 
     def of(self, name: str) -> np.ndarray:
@@ -55,12 +49,10 @@ class Curve(NamedTuple):
 
     @property
     def last_step(self) -> int:
-        """The generator step of the last evaluation."""
         return self.evaluations[-1].generator_step
 
     def until(self, step: int) -> "Curve":
-        """The curve up to a generator step, which must not be before its first evaluation. Where no evaluation was made
-        at that step, the last one is interpolated, with the columns that grow or are shares; the others are None."""
+        """The curve up to a generator step. Without an evaluation there, the last one is interpolated."""
         kept = tuple(row for row in self.evaluations if row.generator_step <= step)
         assert kept, f"no evaluation up to generator step {step}"
         if kept[-1].generator_step in (step, self.last_step):
@@ -90,15 +82,13 @@ def curves_by_setting(rows: Sequence[Evaluation]) -> Settings:
 
 
 def trains_generator(arm: str) -> bool:
-    """Whether the generator learns in this arm, so that its curve can rise; an arm that this version does not know is
-    taken for one that does. Generator steps do not tell: where the generator is fixed, they are those that it would
-    have made."""
+    """Whether the generator is trained in this arm; yes for an unknown arm."""
     record = record_of(arm)
     return record is None or "generator" in record.turns
 
 
 def first_reaching(x: np.ndarray, y: np.ndarray, level: float) -> Reached:
-    """Where y first reaches the level, by linear interpolation between neighbouring points; x ascends."""
+    """Where y first reaches the level, interpolated; x ascends."""
     [above] = np.nonzero(y >= level)
     if not above.size:
         return Reached(float(x[-1]), False)
@@ -110,25 +100,23 @@ def first_reaching(x: np.ndarray, y: np.ndarray, level: float) -> Reached:
 
 
 def steps_to(curve: Curve, level: float = LEVEL) -> Reached:
-    """Generator steps to an accuracy."""
     return first_reaching(*curve.by_step(), level)
 
 
 def tokens_to(curve: Curve, level: float = LEVEL) -> Reached:
-    """Tokens that both roles sampled, warm-up included, to an accuracy."""
+    """Tokens that both roles sampled, with the warm-up, until the level."""
     return first_reaching(curve.of("sampled_tokens"), curve.of("accuracy"), level)
 
 
 def mean_accuracy(curve: Curve) -> float:
-    """Area under accuracy over generator steps, by trapezoids, divided by the steps: the mean over the run."""
+    """Mean accuracy over generator steps, by trapezoids."""
     steps, accuracy = curve.by_step()
     span = steps[-1] - steps[0]
     return float(np.trapezoid(accuracy, steps) / span) if span else float(accuracy[-1])
 
 
 def mean_over_tokens(curve: Curve, tokens: float) -> float:
-    """Mean accuracy over the first `tokens` that both roles sampled, warm-up included, of which the curve has as many:
-    the area under accuracy over tokens, by trapezoids, divided by them."""
+    """Mean accuracy over the first `tokens` that both roles sampled, by trapezoids. The curve has as many."""
     x, accuracy = curve.of("sampled_tokens"), curve.of("accuracy")
     if not tokens:
         return float(accuracy[0])
@@ -138,28 +126,27 @@ def mean_over_tokens(curve: Curve, tokens: float) -> float:
 
 
 def measured(curves: Curves, measure_fn: Callable[[Curve], Any]) -> dict[Unit, Any]:
-    """A measure of every run."""
     return {unit: measure_fn(curve) for unit, curve in curves.items()}
 
 
 def over_same_steps(arms: Mapping[Hashable, Curves]) -> tuple[dict, int]:
-    """All curves, cut to the generator steps that all of them have, and the last of these steps."""
+    """All curves, cut to the generator steps that all have, and the last of these steps."""
     span = min((curve.last_step for curves in arms.values() for curve in curves.values()), default=0)
     return {arm: measured(curves, lambda curve: curve.until(span)) for arm, curves in arms.items()}, span
 
 
 class Pairs(NamedTuple):
-    """What two or more arms have in common. `pairs_of` makes it."""
+    """The runs that arms have in common; see `pairs_of`."""
 
-    arms: tuple[Curves, ...]  # of the same units in the same order, and cut to the same steps
-    span: int  # the last generator step of all of these runs
+    arms: tuple[Curves, ...]  # of the same units in the same order, cut to the same steps
+    span: int  # the last of these generator steps
 
     @property
     def units(self) -> list[Unit]:
         return list(self.arms[0])
 
     def difference(self, measure_fn: Callable[[Curve], float] = mean_accuracy) -> Estimate:
-        """A measure of the first arm minus the same of the second."""
+        """The first arm minus the second."""
         return difference(*(measured(curves, measure_fn) for curves in self.arms[:2]))
 
     def gap_share(self) -> Estimate:
@@ -175,17 +162,13 @@ def pairs_of(*arms: Curves) -> Pairs:
 
 
 def differing(one: Curve, other: Curve) -> set[str]:
-    """The digests (evaluations.py) in which two runs of one start and seed differ beside the arm, of those that both
-    runs have. The verifier's start counts where both arms ask a verifier."""
-    rows = [one.evaluations[0], other.evaluations[0]]
-    asks = all((arm := record_of(row.arm)) is None or arm.uses_verifier for row in rows)
-    names = ("setup", "method", "problems", "generator_start", *["verifier_start"] * asks)
-    return {name for name in names if len({beside_the_arm(getattr(row, name)) for row in rows} - {""}) > 1}
+    """The digests that both runs have and in which they differ, apart from the arm."""
+    ours, theirs = (digests_of(curve.evaluations[0]) for curve in (one, other))
+    return {name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]}
 
 
 class Band(NamedTuple):
-    """A mean curve with its 95 % interval at every point; of too few independent observations (`has_interval`), such as
-    three starts, their range, which tells how far they differ and not where the mean of all starts may be."""
+    """A mean curve with its 95 % interval or, of too few independent observations (`has_interval`), their range."""
 
     x: np.ndarray
     mean: np.ndarray
@@ -199,7 +182,7 @@ def band_over_steps(curves: Curves) -> Band:
 
 
 def band_over(curves: Curves, name: str, points: int = 100) -> Band:
-    """Accuracy over another cumulative column, as far as all runs got; interpolated between evaluations."""
+    """Accuracy over another cumulative column, until the first run ends; interpolated."""
     end = min(curve.of(name)[-1] for curve in curves.values())
     x = np.linspace(0.0, end, points)
     values_UA = np.array([np.interp(x, curve.of(name), curve.of("accuracy")) for curve in curves.values()])
@@ -207,15 +190,14 @@ def band_over(curves: Curves, name: str, points: int = 100) -> Band:
 
 
 def band_of_difference(pairs: Pairs) -> Band:
-    """Accuracy of the first arm minus that of the second, at the generator steps that all runs were evaluated at; with
-    the 95 % interval from MIN_FOR_INTERVAL pairs on, however few starts they have."""
+    """Accuracy of the first arm minus the second's; with an interval from MIN_FOR_INTERVAL pairs on."""
     steps, both_UA = at_common_x(curve.by_step() for curves in pairs.arms for curve in curves.values())
     values_UA = both_UA[: len(pairs.units)] - both_UA[len(pairs.units) :]
     return band_of_values(pairs.units, steps, values_UA, is_interval=len(pairs.units) >= MIN_FOR_INTERVAL)
 
 
 def band_of_values(units: list[Unit], x: np.ndarray, values_UA: np.ndarray, is_interval: bool | None = None) -> Band:
-    """The mean over units at every x. `is_interval`: with its interval and not the range; None: where it has one."""
+    """The mean over units at every x. `is_interval`: with an interval, not the range; None: where it has one."""
     observations_OA = independent_means(units, values_UA)
     mean, low, high = t_interval(observations_OA)
     if not (has_interval(units) if is_interval is None else is_interval):

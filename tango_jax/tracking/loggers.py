@@ -1,13 +1,7 @@
-"""The log of a run: metrics.jsonl, the alarms, and optionally TensorBoard and Weights & Biases.
+"""The log of a run: metrics.jsonl with its alarms, and optionally TensorBoard and Weights & Biases.
 
-Takes flat records of scalars, like MetricsWriter. Writes a line of metrics.jsonl with its alarms added, logs the
-same names to the other loggers (but see `_names_apart`), and reports alarms on the console. Runs at the end of every
-step, in the first process only.
-
-metrics.jsonl is the source of truth, and the other loggers mirror it row by row. After a kill they may have too few
-rows (not sent yet) or too many (turns after the last checkpoint, which will be repeated). So when a run starts, it
-replays all rows that it kept, and each logger skips those that it already has. This also backfills a logger that is
-switched on later.
+metrics.jsonl is the source of truth, and the other loggers mirror it. After a kill they may have too few rows or too
+many. So when a run starts, it replays all rows that it kept, and each logger skips those that it has.
 """
 
 import importlib.util
@@ -15,7 +9,7 @@ import json
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -30,9 +24,9 @@ from tango_jax.tracking.metrics import TURN_PHASES, MetricsWriter, make_row, rea
 from tango_jax.tracking.provenance import Provenance
 from tango_jax.tracking.run_config import keep_config
 
-# Config key -> (module, requirement for pip). The modules are imported only if the logger is switched on.
+# Config key -> (module, requirement for pip).
 PACKAGES = {"tensorboard": ("tensorboardX", "tensorboardX>=2.6,<3"), "wandb": ("wandb", "wandb>=0.31,<1")}
-SHARED_WITH_TURNS = ("generator_step", "time/", "memory/")  # beginnings of names that rows of all phases have
+SHARED_WITH_TURNS = ("generator_step", "time/", "memory/")  # beginnings of names in rows of all phases
 
 
 def check_installed(loggers: ConfigDict) -> None:
@@ -49,44 +43,21 @@ def check_installed(loggers: ConfigDict) -> None:
             )
 
 
-class Follower(Protocol):
-    """A logger that mirrors metrics.jsonl."""
-
-    name: str
-
-    def write(self, index: int, row: dict[str, Any]) -> None:
-        """Log the row with this index in metrics.jsonl, unless it has been logged already."""
-
-    def flush(self) -> None:
-        """Send or store what was written, as far as the logger supports it."""
-
-    def close(self, has_failed: bool) -> None:
-        """Finish, recording whether the run ended with an error."""
-
-
 class RunLog:
-    """The log of a whole run, or of a role's stage 1, with the interface of MetricsWriter. loop/run.py and
-    loop/stage_one.py make one each and write to it. It does nothing except in the first process."""
+    """The log of a run, or of a role's stage 1. It does nothing except in the first process."""
 
     def __init__(
         self, directory: Path, config: ConfigDict, console: Console, resume_at: int, stage: str = "rl",
         settings_file: Path | None = None, provenance: Provenance | None = None,
     ):  # fmt: skip
-        """Open <directory>/metrics.jsonl, truncate it to `resume_at` bytes, and let the other loggers catch up.
-
-        The config is written to `settings_file` (default: <directory>/config.json), and the provenance beside it,
-        together with the first row or position, so that a run that fails before then does not bind the next one to its
-        settings.
-
-        Raises:
-            ValueError: the file does not match the checkpoint, or Weights & Biases could not be started.
-        """
-        self._writer = MetricsWriter(directory / "metrics.jsonl", resume_at, enabled=hosts.is_first())
+        """Open <directory>/metrics.jsonl, truncate it to `resume_at` bytes, and let the other loggers catch up. Raises
+        ValueError if the file does not match the checkpoint, or Weights & Biases does not start."""
         self._console, self._followers = console, []
         self._config, self._settings_file = config, settings_file or directory / "config.json"
         self._provenance, self._has_begun = provenance, False
         if not hosts.is_first():
             return
+        self._writer = MetricsWriter(directory / "metrics.jsonl", resume_at)
         rows = read_metrics(directory / "metrics.jsonl")
         self._num_rows = len(rows)
         self._turns = [row for row in rows if row["phase"] in TURN_PHASES]
@@ -101,7 +72,6 @@ class RunLog:
             console.log(f"alarms still active from before: {', '.join(sorted(self._ringing))}")
 
     def write(self, step: int, phase: str, metrics: dict[str, Any]) -> None:
-        """Write one row to all loggers; the alarms of a turn are evaluated first."""
         if not hosts.is_first():
             return
         row = make_row(step, phase, metrics)
@@ -117,6 +87,7 @@ class RunLog:
         self._num_rows += 1
 
     def _begin(self) -> None:
+        """Store the settings with the first row: a run that fails earlier does not bind the next one to them."""
         if not self._has_begun:
             if self._provenance is not None:
                 self._provenance.keep(self._settings_file.parent)
@@ -124,7 +95,7 @@ class RunLog:
             self._has_begun = True
 
     def _judge(self, row: dict) -> dict:
-        """Return the row with its alarms, and log which alarms start or clear with it."""
+        """The row with its alarms; logs which start or clear."""
         found = alarms.check([*self._turns, row], self._ringing)
         row |= alarms.as_metrics(found, self._ringing)
         self._turns.append(row)
@@ -134,19 +105,16 @@ class RunLog:
         return row
 
     def position(self) -> int:
-        """Size of metrics.jsonl in bytes, after an fsync, to be stored in the checkpoint."""
-        if hosts.is_first():
-            self._begin()
-        self._each(lambda follower: follower.flush())
+        """Size of metrics.jsonl in bytes, after an fsync, for the checkpoint."""
+        if not hosts.is_first():
+            return 0
+        self._begin()
         return self._writer.position()
 
     def close(self, has_failed: bool = False) -> None:
-        """Close all loggers; a second call does nothing.
-
-        Raises:
-            ValueError: metrics.jsonl was removed or changed since the last checkpoint, which would go unnoticed
-                otherwise.
-        """
+        """Close all loggers. Raises ValueError if metrics.jsonl was changed since the last checkpoint."""
+        if not hosts.is_first():
+            return
         try:
             if not has_failed:
                 self._writer.position()
@@ -164,8 +132,8 @@ class RunLog:
     def _follow(self, index: int, row: dict) -> None:
         self._each(lambda follower: follower.write(index, row))
 
-    def _each(self, call: Callable[[Follower], None]) -> None:
-        """Call every follower. A follower that fails is dropped, since it must not end hours of training."""
+    def _each(self, call: Callable[[Any], None]) -> None:
+        """Call every other logger. One that fails is dropped: it must not end hours of training."""
         for follower in list(self._followers):
             try:
                 call(follower)
@@ -178,18 +146,14 @@ class RunLog:
 
 
 def _names_apart(row: dict[str, Any]) -> dict[str, Any]:
-    """The row, with eval/ before those names of an evaluation's that turns have, too.
-
-    An evaluation and the turn before it have the same step. In metrics.jsonl their phases tell them apart, but other
-    loggers have a curve for each name, which would zigzag between the seconds of turns and those of evaluations.
-    """
+    """The row, with eval/ before the names that an evaluation shares with turns: loggers draw one curve a name."""
     if row["phase"] != "eval":
         return row
     return {f"eval/{name}" if name.startswith(SHARED_WITH_TURNS) else name: value for name, value in row.items()}
 
 
 class _TensorBoard:
-    """Event files, rewritten from the first row whenever a run starts, so that no row is missing or duplicated."""
+    """Event files, rewritten from the first row whenever a run starts."""
 
     name = "TensorBoard"
 
@@ -199,27 +163,23 @@ class _TensorBoard:
         folder = directory / "tensorboard"
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
-        # Tells a TensorBoard that is already open to drop what it has read from this step on.
-        self._writer = SummaryWriter(str(folder), purge_step=0, flush_secs=20)
+        # An open TensorBoard drops what it has read.
+        self._writer = SummaryWriter(str(folder), purge_step=0, flush_secs=5)
 
     def write(self, index: int, row: dict[str, Any]) -> None:
         for name, value in _names_apart(row).items():
             if name != "step" and isinstance(value, (int, float)):
                 self._writer.add_scalar(name, value, row["step"])
 
-    def flush(self) -> None:
-        self._writer.flush()
-
     def close(self, has_failed: bool) -> None:
         self._writer.close()
 
 
 class _WeightsAndBiases:
-    """One W&B run for the lifetime of the run; its id is stored in the workdir.
+    """One W&B run, whose id is stored in the workdir.
 
-    W&B requires increasing steps, each logged once, but a turn and the evaluation after it share a turn number. So
-    W&B's own step is the row index, and `step`, the turn, is the x axis of all charts. Offline runs cannot be resumed:
-    each start writes a new folder with all rows, and the newest folder is the one to sync.
+    A turn and its evaluation share a turn number, but W&B logs each step once. So its step is the row index, and
+    `step`, the turn, is the x axis. Offline, each start writes a new folder with all rows: sync the newest.
     """
 
     name = "W&B"
@@ -248,18 +208,14 @@ class _WeightsAndBiases:
                 "login`, or set WANDB_MODE=offline, or switch the logger off"
             ) from error
         self._run.define_metric("*", step_metric="step")
-        self._next_row = self._run.starting_step  # `step` is 0 until the first row is logged, even after a resume
+        self._next_row = self._run.starting_step
         folder = Path(self._run.dir).parent
         console.log(f"W&B: {f'offline in {folder}' if self._run.offline else self._run.url or 'disabled'}")
 
     def write(self, index: int, row: dict[str, Any]) -> None:
-        if index < self._next_row:
-            return
-        logged = {name: value for name, value in _names_apart(row).items() if value is not None}
-        self._run.log(logged, step=index, commit=True)
-
-    def flush(self) -> None:
-        pass  # W&B sends in the background; rows lost to a kill are replayed at the next start
+        if index >= self._next_row:
+            logged = {name: value for name, value in _names_apart(row).items() if value is not None}
+            self._run.log(logged, step=index, commit=True)
 
     def close(self, has_failed: bool) -> None:
         self._run.finish(exit_code=int(has_failed))

@@ -1,7 +1,6 @@
-"""Writes and reads the metrics file of a run.
+"""Writes and reads metrics.jsonl of a run: one JSON object of scalars per line.
 
-Takes flat records of scalars, one per step of the loop, and appends them to `<workdir>/metrics.jsonl`, one JSON object
-per line. A resumed run continues at the byte position stored in its checkpoint. Runs at the end of every step.
+A resumed run continues at the byte position stored in its checkpoint.
 """
 
 import json
@@ -14,21 +13,17 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import json_value, write_atomically
 from tango_jax.runtime.checkpoint import Restored
 
-TURN_PHASES = ("warmup", *ROLES)  # of the rows of turns, which learn; those of evaluations are `eval`
+TURN_PHASES = ("warmup", *ROLES)  # of the rows of turns; those of evaluations are `eval`
 
 
 class MetricsWriter:
-    """Appends one JSON object per line; with `enabled` false (every process but the first) it does nothing.
+    """Appends one JSON object per line.
 
-    A checkpoint refers to a position in the file. So each write verifies that the file is still the one that was opened
-    and has the expected size: if another program modifies it meanwhile, the gap must not go unnoticed.
+    Checkpoints refer to positions in the file. So each write verifies that nothing else has modified it.
     """
 
-    def __init__(self, path: str | os.PathLike, resume_at: int | None = None, enabled: bool = True):
+    def __init__(self, path: str | os.PathLike, resume_at: int | None = None):
         """Open the file for appending, after truncating it to `resume_at` bytes if given (0: start afresh)."""
-        self._file = None
-        if not enabled:
-            return
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered, so that a failed write is not retried when the file is closed.
@@ -37,18 +32,10 @@ class MetricsWriter:
         self._file.truncate(self._size)
 
     def write(self, step: int, phase: str, metrics: dict[str, Any]) -> None:
-        """Write one line; see `make_row`."""
         self.append(make_row(step, phase, metrics))
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write a row made by `make_row`; the data has been handed to the operating system when this returns.
-
-        Raises:
-            OSError: the row cannot be written.
-            ValueError: the file was removed, replaced or changed since the previous row.
-        """
-        if self._file is None:
-            return
+        """Write a row made by `make_row`. Raises OSError, and ValueError if the file is not as the last row left it."""
         self._check()
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         try:
@@ -61,8 +48,6 @@ class MetricsWriter:
 
     def position(self) -> int:
         """Bytes written so far, after an fsync, so that a checkpoint can rely on it. Raises like `append`."""
-        if self._file is None:
-            return 0
         self._check()
         try:
             os.fsync(self._file.fileno())
@@ -71,7 +56,7 @@ class MetricsWriter:
         return self._size
 
     def _check(self) -> None:
-        """Raise ValueError if the file is not as this writer left it. A file that was removed is restored first."""
+        """Raise ValueError if the file is not as this writer left it. A removed file is restored first."""
         own = os.fstat(self._file.fileno())
         try:
             found = os.stat(self._path)
@@ -88,10 +73,7 @@ class MetricsWriter:
                              "resumes from the last checkpoint")
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()
 
     def __enter__(self) -> "MetricsWriter":
         return self
@@ -101,20 +83,13 @@ class MetricsWriter:
 
 
 def make_row(step: int, phase: str, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return one flat object: 0-d arrays become numbers; NaN and infinity, which JSON lacks, become null."""
+    """One flat object: 0-d arrays become numbers; NaN and infinity, which JSON lacks, become null."""
     return {"step": int(step), "phase": phase} | {name: _scalar(name, value) for name, value in metrics.items()}
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict]:
-    """Read all rows of a metrics file, without an incomplete last line (the run is still writing, or was killed).
-
-    Args:
-        path: the file, or the workdir of a run.
-
-    Raises:
-        ValueError: a line is not JSON.
-        FileNotFoundError: there is no such file.
-    """
+    """Read all rows of a metrics file, or of a workdir's, without an incomplete last line. Raises ValueError for one
+    that is not JSON, and FileNotFoundError."""
     path = Path(path)
     path = path / "metrics.jsonl" if path.is_dir() else path
     data = path.read_bytes()
@@ -128,11 +103,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict]:
 
 
 def check_resume(path: str | os.PathLike, resume_at: int) -> int:
-    """Return `resume_at`, the size in bytes that the file had at the checkpoint, if a run can be resumed from there.
-
-    Raises:
-        ValueError: the file is missing, too short, or was edited.
-    """
+    """Return `resume_at`, the bytes at the checkpoint. Raises ValueError if rows before it are lost or edited."""
     path = Path(path)
     data = path.read_bytes() if path.exists() else b""
     mend = "restore the file from a copy, or choose another workdir"
@@ -158,14 +129,8 @@ def _whole_lines(path: Path) -> int:
 
 
 def check_log(directory: Path, restored: Restored | None, save_every: int) -> None:
-    """Check before any work that metrics.jsonl and the checkpoints of a directory belong together; nothing is written.
-
-    All processes must call this. `restored` is the newest checkpoint; `save_every` is the number of steps, or turns,
-    between two checkpoints.
-
-    Raises:
-        ValueError: rows that the checkpoint relies on are missing, or the rows imply checkpoints that no longer exist.
-    """
+    """Raise ValueError unless metrics.jsonl and the newest checkpoint belong together. All processes must call this.
+    `save_every`: steps or turns between two checkpoints."""
     hosts.in_first(lambda: _check_log(directory / "metrics.jsonl", restored, save_every))
 
 

@@ -1,15 +1,12 @@
-"""Figures of Matplotlib: what all of them have in common, the curves of one run, and the arms of an ablation.
+"""Figures of Matplotlib: the style of all of them, the curves of one run, and the arms of an ablation.
 
-The first part is the style that the figures of runs, experiments, evaluations and notebooks share. The second takes
-rows of metrics.jsonl as dicts and makes figures 1200 pixels wide, after a run. Metrics that a run did not log, and
-runs with at most one point, leave a gap instead of raising an error.
+Metrics that a run did not log leave a gap.
 """
 
 import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -17,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from tango_jax.method.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION, Look
+from tango_jax.method.arms import BLUE, GREEN, GREY, VERMILION, Look
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.tracking.curves import (
     MARKERS,
@@ -35,19 +32,12 @@ from tango_jax.tracking.learning_curve import LEVEL, Band
 WIDTH, HEIGHT, DPI = 8.0, 3.3, 150  # inches, and dots per inch
 MAX_MARKERS = 12
 MAX_IN_THREE = 36  # characters of a label for three columns of a legend
-COINCIDE = 0.005  # how close curves of accuracies are that hide each other
-# What accuracy is drawn over: the column of an evaluation, and the label of the axis.
-OVER = {
-    "steps": ("generator_step", "generator step"),
-    "tokens": ("sampled_tokens", "sampled tokens, both roles"),
-    "seconds": ("seconds", "minutes of training"),
-}
+OVER = {"steps": "generator step", "tokens": "sampled tokens, both roles"}  # what accuracy is drawn over
 
 
 def make_figure(
     title: str = "", width: float = WIDTH, height: float = HEIGHT, dpi: int = DPI, layout: str = "constrained"
 ) -> Figure:
-    """An empty figure of that size in inches."""
     figure = Figure(figsize=(width, height), dpi=dpi, layout=layout)
     FigureCanvasAgg(figure)
     if title:
@@ -58,10 +48,7 @@ def make_figure(
 def make_grid(
     count: int, columns: int, width: float, row_height: float, margin: float, **options
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels in rows of `columns`, and `margin` inches for what is above and below them.
-
-    `options` are those of `Figure.subplots`.
-    """
+    """A figure with `count` panels in rows of `columns`, and `margin` inches above and below."""
     rows = -(-count // columns)
     figure = make_figure(width=width, height=rows * row_height + margin)
     panels = figure.subplots(rows, columns, squeeze=False, **options).flatten().tolist()
@@ -71,7 +58,6 @@ def make_grid(
 
 
 def style(axes: Axes) -> None:
-    """Apply the common style to a panel."""
     axes.tick_params(labelsize=8, length=3, color=GREY)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
@@ -80,10 +66,10 @@ def style(axes: Axes) -> None:
 
 
 def style_accuracy(axes: Axes, over: str) -> None:
-    """The style of a panel with accuracies over one of OVER, and a line at LEVEL."""
+    """The style of accuracies over one of OVER, with a line at LEVEL."""
     style(axes)
     axes.axhline(LEVEL, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)))
-    axes.set_xlabel(OVER[over][1], fontsize=8)
+    axes.set_xlabel(OVER[over], fontsize=8)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=over == "steps"))
@@ -92,27 +78,20 @@ def style_accuracy(axes: Axes, over: str) -> None:
 
 
 def draw_line(axes: Axes, curve: Series, look: Look, label: str | None = None, width: float = 1.6) -> Line2D:
-    """Draw a curve with at most about MAX_MARKERS markers. A curve below it that it coincides with is made wider, so
-    that it shows on both sides."""
-    for line in axes.lines if curve.x.size else ():
-        x, y = (np.asarray(values, float) for values in line.get_data())
-        is_beside = (x >= curve.x[0]) & (x <= curve.x[-1]) & (len(x) > 1)
-        if is_beside.any() and np.allclose(np.interp(x, curve.x, curve.y)[is_beside], y[is_beside], atol=COINCIDE):
-            line.set_linewidth(line.get_linewidth() + 2 * width)
     every = max(1, len(curve.x) // MAX_MARKERS)
     [line] = axes.plot(curve.x, curve.y, color=look.colour, linestyle=look.dash, marker=MARKERS[look.marker],
                        markevery=every, markersize=3.5, linewidth=width, label=label)  # fmt: skip
     return line
 
 
-def draw_band(axes: Axes, band: Band, look: Look, label: str | None = None) -> Line2D:
-    """Draw a mean with its band, and return the line of the mean."""
+def draw_band(axes: Axes, band: Band, look: Look) -> Line2D:
+    """Draw a mean with its band; returns the line."""
     axes.fill_between(band.x, band.low, band.high, color=look.colour, alpha=0.15, linewidth=0)
-    return draw_line(axes, Series(band.x, band.mean), look, label)
+    return draw_line(axes, Series(band.x, band.mean), look)
 
 
 def add_legend(figure: Figure, drawn: Mapping[str, Artist]) -> None:
-    """A legend below the panels, {label: what has it}; nothing without labels."""
+    """A legend below the panels, {label: what has it}."""
     if drawn:
         columns = 3 if max(map(len, drawn)) <= MAX_IN_THREE else 2
         figure.legend(drawn.values(), drawn.keys(), fontsize=8, loc="outside lower center", frameon=False,
@@ -120,7 +99,6 @@ def add_legend(figure: Figure, drawn: Mapping[str, Artist]) -> None:
 
 
 def png_of(figure: Figure) -> bytes:
-    """The figure as a PNG file."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi="figure", facecolor="white")
     return picture.getvalue()
@@ -135,15 +113,12 @@ def save_figure(figure: Figure, path: str | os.PathLike) -> None:
 
 
 def plot_curves(metrics_rows: Sequence[dict], title: str) -> Figure:
-    """Plot one run: the generator's accuracy, the verifier's F1 on the fixed pool, and the verifier's verdicts."""
+    """One run: the generator's accuracy, the verifier's F1 on the fixed pool, and its verdicts."""
     figure = make_figure(title)
     left, middle, right = figure.subplots(1, 3)
     _draw_generator(left, metrics_rows)
     _draw_verifier_f1(middle, metrics_rows)
-    if series(metrics_rows, {"warmup", "verifier"}, "step", "verifier/rate_correct").x.size:
-        _draw_verdicts(right, metrics_rows)
-    else:
-        _draw_entropy(right, metrics_rows)
+    _draw_verdicts(right, metrics_rows)
     for axes in (left, middle, right):
         _finish(axes, are_scores=axes is not right)
         if axes.lines:
@@ -153,7 +128,7 @@ def plot_curves(metrics_rows: Sequence[dict], title: str) -> Figure:
 
 
 def plot_ablation(runs: dict[str, dict[int, list[dict]]]) -> Figure:
-    """The arms over generator steps, like figure 4 of the paper: mean over seeds, with a min-max band."""
+    """The arms over generator steps (the paper's figure 4): mean over seeds, with a min-max band."""
     figure, looks, drawn = make_figure(), looks_of(runs), {}
     for axes, (heading, name) in zip(figure.subplots(1, len(SCORES)), SCORES.items(), strict=True):
         axes.set_title(heading)
@@ -197,21 +172,13 @@ def _draw_verdicts(axes: Axes, rows: Sequence[dict]) -> None:
     _shade_warmup(axes, rows)
 
 
-def _draw_entropy(axes: Axes, rows: Sequence[dict]) -> None:
-    axes.set_title("Generator: entropy and KL")
-    axes.set_xlabel("generator step")
-    for name, colour, dash, label in [("generator/entropy", PURPLE, "-", "entropy (nats per token)"),
-                                      ("generator/kl", ORANGE, "--", "KL to the reference")]:
-        _noisy(axes, series(rows, {"generator"}, "generator_step", name), colour, label, dash)
-
-
 def _evaluated(axes: Axes, curve: Series, look: Look, label: str) -> None:
     if curve.x.size:
         draw_line(axes, curve, look, label)
 
 
 def _noisy(axes: Axes, curve: Series, colour: str, label: str, dash: str = "-") -> None:
-    """Draw a per-batch metric: the raw values faintly, and their running mean on top."""
+    """A metric of batches: the values faintly, and their running mean on top."""
     if not curve.x.size:
         return
     axes.plot(curve.x, curve.y, color=colour, alpha=0.22, linewidth=0.7)
@@ -226,7 +193,7 @@ def _shade_warmup(axes: Axes, rows: Iterable[dict]) -> None:
 
 
 def _finish(axes: Axes, are_scores: bool) -> None:
-    """Apply the common style to a panel of metrics, and scale its axes to its curves."""
+    """Style a panel of metrics, and scale its axes to its curves."""
     style(axes)
     axes.title.set_fontsize(9)
     axes.xaxis.label.set_fontsize(8)

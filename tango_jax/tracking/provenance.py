@@ -5,14 +5,10 @@
      "files": {key: {"path", "sha256", "copy"}} of the last start, with the copies in WORKDIR/user_files,
      "arm": the record of the arm (method/own_arm.py),
      "earlier": {key: digest} of the files of a method that was given up for the one of now}
-
-Takes the configuration and the workdir; returns a record for the run to keep when it writes its config.json, or raises
-one error where the method is no longer the one that the run began with. Runs before any long work.
 """
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import shlex
 from collections.abc import Mapping
@@ -37,19 +33,19 @@ from tango_jax.weights.source import kind_of
 from tango_jax.weights.workdir import identify_weights
 
 PROVENANCE = "provenance.json"
+GIVEN_UP = "provenance.before.json"  # what you rename it to, to go on with another method
 COPIES = "user_files"  # folder in the workdir
 FUNCTIONS = ("arm", "task.name", "task.grader", *(f"{role}.{name}" for role in ROLES
                                                   for name in ("reward", "loss.algorithm", "loss.term")))  # fmt: skip
 TEMPLATES = tuple(f"{role}.template" for role in ROLES)
-# What is told when it differs from the start before.
+# Logged when it differs from the start before.
 _TOLD = ("tango_jax", "commit", "dirty", "source", "python", *LIBRARIES, "platform", "devices", "processes", "cpu")
-_CONFIG = "config"  # an earlier version's key of the config file
 _RESTORE = "restore it, or delete it: what the run was made with is then unknown, and changes of it go unnoticed"
 
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """One start of a run. `begin` makes it; the run's log (loggers.py) writes it into the workdir."""
+    """One start of a run; see `begin`."""
 
     facts: dict[str, Any]  # see runtime/process.py
     files: dict[str, Source]  # in the first process, which writes them
@@ -60,31 +56,28 @@ class Provenance:
         """Write it into the workdir, unless it is there. For the first process. Raises OSError."""
         entries, stored = _entries(self.files), read_provenance(workdir)
         attempt = self.facts | {"files": _digests(entries), "weights": self.weights}
-        attempts, earlier = stored.get("attempts", []), stored.get("earlier", {})
+        if not stored and (before := _read(workdir / GIVEN_UP)):
+            stored = before | {"earlier": method_digests(before)}
+        attempts = stored.get("attempts", [])
         if attempts and attempts[-1] == json.loads(json.dumps(attempt)):
             return
-        if not stored and (given_up := _set_aside(workdir)):
-            before = _read(given_up[-1])
-            attempts, earlier = before["attempts"], method_digests(before)
         for key, file in self.files.items():
             if not (copy := workdir / entries[key]["copy"]).exists():
                 write_atomically(copy, file.content)
-        write_json_atomic(workdir / PROVENANCE, {"attempts": [*attempts, attempt], "files": entries, "arm": self.arm,
-                                                 "earlier": earlier})  # fmt: skip
+        now = {"attempts": [*attempts, attempt], "files": entries, "arm": self.arm}
+        write_json_atomic(workdir / PROVENANCE, stored | now)
 
 
 def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
-    """Check that the method is the one that the run in this workdir began with, and log what else has changed.
-
-    All processes must call this.
-
-    Raises:
-        ValueError: see `check_method`; or there are no weights to start from.
-    """
+    """`check_method`, and log what else has changed since the last start. All processes must call this. Raises
+    ValueError, also if there are no weights to start from."""
     check_method(config, workdir)
     files = {}
     hosts.in_first(lambda: files.update(_user_files(config)))
-    provenance = Provenance(process_facts(), files, _weights(config), _arm_record(config))
+    method = load_method(config)
+    further = {role: [prompt.name for prompt in method.further_prompts(role)] for role in ROLES}
+    arm = stored_arm(config.arm) | {"further_prompts": further}
+    provenance = Provenance(process_facts(), files, _weights(config), arm)
     if hosts.is_first() and _is_begun(workdir) and (stored := read_provenance(workdir)):
         last, now = stored["attempts"][-1], provenance.facts
         if changed := [key for key in _TOLD if key in last and last[key] != now[key]]:
@@ -93,21 +86,9 @@ def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
     return provenance
 
 
-def _arm_record(config: ConfigDict) -> dict[str, Any]:
-    """What is stored of the arm, with the names of the prompts that its stage 1 teaches beside the roles' own."""
-    method = load_method(config)
-    further = {role: [prompt.name for prompt in method.further_prompts(role)] for role in ROLES}
-    return stored_arm(config.arm) | {"further_prompts": further}
-
-
 def check_method(config: ConfigDict, workdir: Path) -> None:
-    """Check that the user's functions are as they were.
-
-    Templates are compared by their text, where the checkpoint is read (loop/resume.py). All processes must call this.
-
-    Raises:
-        ValueError: a file has changed, is missing or is new; the message says how to accept that.
-    """
+    """Raise ValueError if a file of your functions has changed, is missing or is new. All processes must call this.
+    Templates are compared by their text, in loop/resume.py."""
     hosts.in_first(lambda: _check_method(config, workdir))
 
 
@@ -119,16 +100,14 @@ def _check_method(config: ConfigDict, workdir: Path) -> None:
     then, now = _digests(before), _digests(files)
     differing = [key for key in sorted(then | now) if then.get(key) != now.get(key) and key not in TEMPLATES]
     if differing:
-        aside = workdir / f"provenance.{len(_set_aside(workdir)) + 1}.json"
-        accept = shlex.join(["mv", str(workdir / PROVENANCE), str(aside)])
         told = "; ".join(_difference(key, before.get(key), files.get(key), workdir) for key in differing)
+        accept = shlex.join(["mv", str(workdir / PROVENANCE), str(workdir / GIVEN_UP)])
         raise ValueError(f"{workdir} holds a run that was begun with another method ({told}): put back what was there, "
                          f"choose another --workdir, or accept the change with `{accept}`, after which the run "
                          "compares with none that was made by one method alone")
 
 
 def _difference(key: str, then: dict | None, now: dict | None, workdir: Path) -> str:
-    """What differs in one file; None: it takes no part."""
     if then is None:
         return f"{key}: {now['path']} is new"
     if now is None:
@@ -141,12 +120,11 @@ def _difference(key: str, then: dict | None, now: dict | None, workdir: Path) ->
 
 
 def _user_files(config: ConfigDict) -> dict[str, Source]:
-    """{key: file} of the functions and templates that settings name. A function's other files, and those that an own
-    arm names, have keys that begin with the setting's."""
+    """{key: file} of the functions and templates that settings name. Further files of a function have keys that begin
+    with the setting's."""
     settings, found = flatten(config), {}
-    named = {key: settings[key] for key in FUNCTIONS if is_user_code(settings[key])}
-    for key, text in named.items():
-        for number, source in enumerate(sources(key, text)):
+    for key in FUNCTIONS:
+        for number, source in enumerate(sources(key, settings[key]) if is_user_code(settings[key]) else ()):
             found[f"{key} ({source.path.name})" if number else key] = source
     for role, key in zip(ROLES, TEMPLATES, strict=True):
         if is_template_file(role, settings[key]):
@@ -157,10 +135,12 @@ def _user_files(config: ConfigDict) -> dict[str, Source]:
 
 def _entries(files: Mapping[str, Source]) -> dict[str, dict[str, str]]:
     """What provenance.json has of each file."""
-    digests = {key: hashlib.sha256(file.content).hexdigest() for key, file in files.items()}
-    return {key: {"path": str(file.path), "sha256": digests[key],
-                  "copy": f"{COPIES}/{digests[key][:12]}-{file.path.name}"}
-            for key, file in files.items()}  # fmt: skip
+    entries = {}
+    for key, file in files.items():
+        digest = hashlib.sha256(file.content).hexdigest()
+        copy = f"{COPIES}/{digest[:12]}-{file.path.name}"
+        entries[key] = {"path": str(file.path), "sha256": digest, "copy": copy}
+    return entries
 
 
 def _weights(config: ConfigDict) -> dict[str, str]:
@@ -178,11 +158,7 @@ def _weights(config: ConfigDict) -> dict[str, str]:
 
 
 def read_provenance(workdir: Path) -> dict[str, Any]:
-    """What is stored in a workdir, see the top of this file; empty where nothing is.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """What is stored in a workdir; empty where nothing is. Raises ValueError for a damaged file."""
     return _read(workdir / PROVENANCE)
 
 
@@ -198,22 +174,14 @@ def _read(path: Path) -> dict[str, Any]:
     return stored
 
 
-def _set_aside(workdir: Path) -> list[Path]:
-    """The files of methods that were given up for another one, in their order."""
-    numbered = (workdir / f"provenance.{number}.json" for number in itertools.count(1))
-    return list(itertools.takewhile(Path.exists, numbered))
-
-
 def method_digests(stored: Mapping[str, Any]) -> dict[str, str]:
-    """{key: digest} of the functions and templates that a run was made with, given what `read_provenance` returned. A
-    run that has changed its method compares with none that has not."""
+    """{key: digest} of the functions and templates that a run was made with, those given up included."""
     earlier = {f"{key} before": digest for key, digest in stored.get("earlier", {}).items()}
     return _digests(stored.get("files", {})) | earlier
 
 
 def weights_digest(stored: Mapping[str, Any]) -> str:
-    """A digest of the checkpoints and adapters that both roles start from, before stage 1; empty where there are none,
-    or an earlier version has not recorded it."""
+    """A digest of the checkpoints and adapters of both roles, before stage 1; empty without any."""
     found = dict.fromkeys(json.dumps(weights) for attempt in stored.get("attempts", ())
                           if (weights := attempt.get("weights")))  # fmt: skip
     return hashlib.sha256(" ".join(found).encode()).hexdigest()[:12] if found else ""
@@ -221,11 +189,11 @@ def weights_digest(stored: Mapping[str, Any]) -> str:
 
 def _digests(files: Mapping[str, Mapping]) -> dict[str, str]:
     """{key: sha256}. Earlier versions also stored the config file, which counts where it changed the package."""
-    return {key: entry["sha256"] for key, entry in files.items() if key != _CONFIG or "changes" in entry}
+    return {key: entry["sha256"] for key, entry in files.items() if key != "config" or "changes" in entry}
 
 
 def describe(stored: Mapping[str, Any]) -> list[str]:
-    """Lines about the starts of a run, given its provenance: code, machine and files, once for those that agree."""
+    """Lines about the starts of a run: code, machine and files, once for those that agree."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for number, attempt in enumerate(stored.get("attempts", ()), 1):
         alike.setdefault(_lines_about(attempt, stored["files"]), []).append(str(number))
@@ -244,15 +212,14 @@ def _lines_about(attempt: Mapping[str, Any], files: Mapping[str, Mapping]) -> tu
 
 
 def summary_of(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of summary.json about the last start of a run, given its provenance."""
+    """The part of summary.json about the last start of a run."""
     names = ("tango_jax", "commit", "dirty", "source", "jax", "platform", "devices")
     last = {name: attempt[name] for attempt in stored.get("attempts", [])[-1:] for name in names}
     return last | {"files": method_digests(stored)}
 
 
 def _is_begun(workdir: Path) -> bool:
-    """Whether something in the workdir depends on the settings, and so on the files: they are stored together."""
-    return (workdir / "config.json").is_file()
+    return (workdir / "config.json").is_file()  # the first row was written with it
 
 
 def _shown(value: Any) -> str:

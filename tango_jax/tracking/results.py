@@ -1,7 +1,4 @@
-"""The result files of a finished run, meant for people: summary.json, curves.png and transcripts.md.
-
-Takes the run's metrics rows and its final solutions and verifications; runs once, after the last turn.
-"""
+"""The result files of a finished run: summary.json, curves.png and transcripts.md."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +11,6 @@ from tango_jax.method.own_arm import arm_name
 from tango_jax.records import Solution, Verification
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.model_text import markdown_cell, markdown_code, markdown_fence
-from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.plots import plot_curves, save_figure
 from tango_jax.tracking.provenance import read_provenance, summary_of
 
@@ -22,7 +18,7 @@ TRANSCRIPTS = 6  # annotated examples in transcripts.md
 
 
 def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: float) -> dict:
-    """Return the summary of a run, computed from its metrics; the verifier's scores are those on the fixed pool."""
+    """The summary of a run; the verifier's scores are those on the fixed pool."""
     evaluations = [row for row in rows if row["phase"] == "eval"]
     first, last = evaluations[0], evaluations[-1]
     gaps = [row[name] for row in rows for role in ROLES if (name := f"{role}/logprob_gap_max") in row]
@@ -54,12 +50,9 @@ def write_results(
     seconds: float,
     start: Mapping[str, str] = {},
 ) -> dict:
-    """Write all files and return the summary. summary.json is written last: it marks the run as finished.
+    """Write all files and return the summary, which is written last: it marks the run as finished.
 
-    Args:
-        compiles: programs compiled after the warm-up.
-        seconds: duration of the run.
-        start: digests of what the run started from (loop/resume.py fingerprints_of).
+    `compiles`: programs compiled after the warm-up. `start`: digests of what the run started from (loop/resume.py).
     """
     summary = summarize(config, rows, compiles, seconds)
     summary |= {"provenance": summary_of(read_provenance(workdir)) | {"start": dict(start)}}
@@ -71,16 +64,11 @@ def write_results(
 
 
 def is_finished(workdir: Path) -> bool:
-    """Whether the run is complete: the summary is the last of its files."""
     return (workdir / "summary.json").exists()
 
 
 def transcripts(solutions: Sequence[Solution], verifications: Sequence[Verification], count: int) -> str:
-    """Return Markdown for `count` held-out problems: every step with its judgement, the verdict and the grade.
-
-    Takes one problem of each kind in turn: those where verdict and grade disagree first, then wrong, then right
-    solutions. The introduction says so, and gives the figures over all problems.
-    """
+    """Markdown for `count` held-out problems, in turn one of each kind (`_interest`)."""
     pairs = list(zip(solutions, verifications, strict=True))
     kinds = sorted({_interest(pair) for pair in pairs})
     by_kind = [[pair for pair in pairs if _interest(pair) == kind] for kind in kinds]
@@ -92,23 +80,19 @@ def transcripts(solutions: Sequence[Solution], verifications: Sequence[Verificat
 
 
 def _interest(pair: tuple[Solution, Verification]) -> tuple[bool, bool]:
-    """What problems are chosen by, most instructive first: (verdict and grade agree, the answer is right)."""
+    """(verdict and grade agree, the answer is right): the most instructive kind comes first."""
     solution, verification = pair
     return verification.verdict == ("CORRECT" if solution.is_correct else "INCORRECT"), solution.is_correct
 
 
 def _introduction(pairs: Sequence[tuple[Solution, Verification]], shown: int) -> str:
-    text = "Greedy solutions of held-out problems by the final generator, judged by the final verifier."
-    if not pairs:
-        return text
     right = sum(solution.is_correct for solution, _ in pairs)
     agree = sum(_interest(pair)[0] for pair in pairs)
-    low, high = wilson(right / len(pairs), len(pairs))
     return (
-        f"{text}\n\nThese {shown} of {len(pairs)} problems were chosen because they say most, not at random: in turn "
-        "one where the verdict disagrees with the grade, one with a wrong and one with a right answer, while there are "
-        f"any. Over all {len(pairs)} problems, {right} answers are right (accuracy {right / len(pairs):.3f}, 95 % "
-        f"interval {low:.3f} to {high:.3f}), and {agree} verdicts agree with the grade ({agree / len(pairs):.3f})."
+        "Greedy solutions of held-out problems by the final generator, judged by the final verifier. "
+        f"These {shown} of {len(pairs)} problems were chosen because they say most, not at random: in turn one where "
+        "the verdict disagrees with the grade, one with a wrong and one with a right answer. Of all problems, "
+        f"{right} answers are right, and {agree} verdicts agree with the grade."
     )
 
 
@@ -122,27 +106,25 @@ def _transcript(solution: Solution, verification: Verification) -> str:
     lines = ["| step | the generator wrote | the verifier judged | gold label |", "|---|---|---|---|"]
     for k, (step, judgement, label) in enumerate(zip(solution.steps, judged, gold, strict=True), 1):
         lines.append(f"| {k} | {markdown_cell(step)} | {judgement} | {marks.get(label, 'unknown')} |")
+    table = "\n".join(lines)
     grade = "right" if solution.is_correct else f"wrong (gold answer {markdown_code(solution.problem.answer)})"
-    return "\n".join(
-        [
-            f"## {markdown_code(solution.problem.id)}",
-            "",
-            f"Problem: {markdown_code(solution.problem.question)}",
-            "",
-            *lines,
-            "",
-            f"Verdict of the verifier: **{verification.verdict}**. Grade of the answer: **{grade}**.",
-            "",
-            "<details><summary>raw text</summary>",
-            "",
-            "The generator:",
-            "",
-            markdown_fence(solution.text),
-            "",
-            "The verifier:",
-            "",
-            markdown_fence(verification.text),
-            "",
-            "</details>",
-        ]
-    )
+    return f"""\
+## {markdown_code(solution.problem.id)}
+
+Problem: {markdown_code(solution.problem.question)}
+
+{table}
+
+Verdict of the verifier: **{verification.verdict}**. Grade of the answer: **{grade}**.
+
+<details><summary>raw text</summary>
+
+The generator:
+
+{markdown_fence(solution.text)}
+
+The verifier:
+
+{markdown_fence(verification.text)}
+
+</details>"""

@@ -1,8 +1,6 @@
-"""One turn's rollouts as self-contained JSON objects, from the question to the advantages.
+"""A turn's rollouts as JSON objects, from the question to the advantages: one per response that is trained on.
 
-Takes the turn's place in the schedule and its TurnResult, and returns one dict per response that is trained on; of an
-evaluation, one dict per problem. Runs after a turn, before rollout_dump.py writes the rows to rollouts/*.jsonl, which
-`tango_jax.report` reads.
+Of an evaluation, one per problem. rollout_dump.py writes them to rollouts/*.jsonl, which `tango_jax.report` reads.
 """
 
 import string
@@ -20,17 +18,14 @@ from tango_jax.rl.schedule import Place
 
 # (problem, steps) -> the kind of each step, see Task.step_kinds; None: the task names none.
 StepKinds = Callable[[Problem, tuple[str, ...]], tuple[str, ...]] | None
-# A character stands for its place, 0 to 63, in the codes that the report's page reads (viewer/paint.js).
+# A character stands for its place, 0 to 63, in codes that viewer/paint.js reads.
 ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 
 
 def turn_rows(
     config: ConfigDict, place: Place, result: TurnResult, formula: str = "", step_kinds_fn: StepKinds = None
 ) -> list[dict]:
-    """Return every rollout of a turn. `result` holds the whole batch; `formula`: of the outcome advantage.
-
-    A second try that is trained on beside the first stands in the row of the first.
-    """
+    """Every rollout of a turn. `formula`: of the outcome advantage. A second try stands in the row of the first."""
     items = _items(result, step_kinds_fn)
     learner, reward = result.lesson.responses, result.lesson.reward
     trained = {id(record) for record in learner}
@@ -57,7 +52,7 @@ def turn_rows(
 
 
 class _Items:
-    """Everything that a turn has sampled, as the rows hold it."""
+    """Everything that a turn has sampled."""
 
     def __init__(self, step_kinds_fn: StepKinds):
         self._step_kinds_fn, self._logps, self._about = step_kinds_fn, {}, {}
@@ -74,7 +69,6 @@ class _Items:
         return item
 
     def about(self, record: Any, name: str) -> list[dict]:
-        """The responses to prompts of this name about a record."""
         return [self.of(one) for one in self._about.get((name, id(record)), ())]
 
 
@@ -92,7 +86,6 @@ def _is_later_try(record: Solution | Verification, trained: set[int]) -> bool:
 
 
 def _content(record: Solution | Verification, b: int, items: _Items, lesson: Lesson) -> dict:
-    """The problem, the solution and its verifications, of a response that is trained on."""
     content = {"problem": _problem(problem_of(record))}
     if isinstance(record, Solution):
         # One list per verification of the solution (or of the task's labels); null without step rewards.
@@ -116,8 +109,7 @@ def evaluation_rows(
     turns_done: int, generator_step: int, solutions: Sequence[Solution], verifications: Sequence[Verification],
     second_tries: Mapping[int, Solution], step_kinds_fn: StepKinds = None,
 ) -> list[dict]:  # fmt: skip
-    """Return a row for every problem of an evaluation after `turns_done` turns, which is greedy and has no rewards;
-    `second_tries`: those there are, by the place of the solution."""
+    """A row for every problem of a greedy evaluation. `second_tries`: by the place of the solution."""
     return [
         {"turn": turns_done, "row": b, "rows_in_turn": len(solutions), "role": "evaluation", "phase": "eval"}
         | {"generator_step": generator_step, "group": b, "sample": 0, "group_rewards": []}
@@ -129,8 +121,7 @@ def evaluation_rows(
 
 
 def _group(reward_M: np.ndarray) -> dict:
-    """The rewards of a group, those of second tries last, with their mean and std (ddof=1); a response that is alone in
-    its group has neither."""
+    """The rewards of a group, those of second tries last, with mean and std (ddof=1) where there are several."""
     is_alone = len(reward_M) == 1
     return {"group_rewards": [_number(value) for value in reward_M],
             "group_mean": None if is_alone else _number(reward_M.mean(dtype=np.float64)),
@@ -138,7 +129,6 @@ def _group(reward_M: np.ndarray) -> dict:
 
 
 def _notes(row: dict, is_masked: bool) -> list[str]:
-    """What a reader of the advantages has to know besides."""
     notes = []
     if is_masked:
         notes.append("The response was cut off, and is masked out of the loss (mask_overlong).")
@@ -148,7 +138,7 @@ def _notes(row: dict, is_masked: bool) -> list[str]:
 
 
 def _reward(reward: Rewards, b: int) -> dict:
-    """The reward of a response, and the terms weight x value that it is the sum of, by their names."""
+    """The reward of a response, and the terms, weight x value, of which it is the sum."""
     terms = [{"name": term.name, "weight": _weight(term.weight, b), "value": _number(term.value[b])}
              for term in reward.terms]  # fmt: skip
     return {"total": _number(reward.reward_B[b]), "terms": terms}
@@ -190,7 +180,7 @@ def _verification(verification: Verification) -> dict:
 
 
 def block_spans(text: str) -> list[list[int]]:
-    """Character spans of the blocks that the parser reads: those of the first closed section."""
+    """Character spans of the blocks in the first closed section, which the parser reads."""
     opening, closing = "<step_verification>", "</step_verification>"
     start = text.find(opening)
     end = text.find(closing, start + len(opening))
@@ -201,11 +191,8 @@ def block_spans(text: str) -> list[list[int]]:
 
 
 def _advantage(result: TurnResult, b: int) -> dict:
-    """Run-length encoded advantages: [tokens, value] of each term, whose sum by `weight` is the total.
-
-    `total`, which the update uses, has [tokens, value, characters], the last being the text offset at the end of the
-    run.
-    """
+    """Run-length encoded advantages: [tokens, value] of each term, and of their weighted sum, the `total`,
+    [tokens, value, characters before the end of the run]."""
     token_ends = result.lesson.responses[b].token_ends
     length = len(token_ends)
     total, tokens = [], 0
@@ -218,24 +205,23 @@ def _advantage(result: TurnResult, b: int) -> dict:
 
 
 def _runs(values_T: np.ndarray) -> list[list]:
-    """Run-length encode: step advantages change only at step ends, so a few pairs replace T numbers."""
+    """[length, value] of each run of equal values."""
     edges = [0, *(np.flatnonzero(np.diff(values_T)) + 1).tolist(), len(values_T)]
     return [[last - first, _number(values_T[first])] for first, last in pairwise(edges) if last > first]
 
 
 def surprise_code(logp_T: np.ndarray) -> str:
-    """The `token_surprise` of log-probs: a character a token, -log p in tenths of a nat, at most 63."""
+    """A character a token: -log p in tenths of a nat, at most 63."""
     levels = np.clip(np.rint(-np.asarray(logp_T, float) / 0.1), 0, len(ALPHABET) - 1).astype(int)
     return "".join(ALPHABET[level] for level in levels)
 
 
 def lengths_code(token_ends: Sequence[int]) -> str:
-    """The `token_lengths` of a response, from the number of characters complete after each token: a character a token;
-    63 is followed by a further one, to which it is added."""
+    """A character a token: how many characters it completes; 63 is followed by a further one, to be added."""
     lengths, most = np.diff(token_ends, prepend=0).tolist(), len(ALPHABET) - 1
     return "".join(ALPHABET[most] * (length // most) + ALPHABET[length % most] for length in lengths)
 
 
 def _number(value: float) -> float:
-    """Round to six significant digits: about float32 precision, in half the characters."""
+    """Six significant digits: about float32 precision."""
     return float(f"{float(value):.6g}")

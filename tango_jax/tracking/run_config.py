@@ -1,8 +1,4 @@
-"""The settings of a run, stored in its workdir as config.json: written once, and compared when the run is resumed.
-
-Takes the configuration and the path of config.json; writes the file, or raises one error that names the settings that
-differ. Runs before the first turn.
-"""
+"""The settings of a run, in config.json of its workdir: written once, and compared when the run is resumed."""
 
 import json
 from pathlib import Path
@@ -18,27 +14,20 @@ from tango_jax.runtime.manifest import complete_steps
 
 # What a run that is resumed may have otherwise; see runtime/keys.py.
 ANY_TIME = (Change.HARDWARE, Change.WATCHING, Change.EXPERIMENT)
-# The workdir of the other run may have moved, e.g. if an ablation is resumed on another machine. This is safe: the
-# checkpoint of stage 2 stores a fingerprint of the parameters that it started from, and before there is one nothing
-# depends on them.
+# The workdir of the other run may have moved. This is safe: the checkpoint of stage 2 stores a fingerprint of the
+# parameters that it started from, and before there is one nothing depends on them.
 ANY_PLACE = tuple(name for name, key in KEYS.items() if key.change is Change.PLACE)
 _LONGER = ("; to train on from its weights, choose another --workdir and another seed, set generator.checkpoint and "
            "verifier.checkpoint to this one, and both roles' sft.steps and rl.warmup_steps to 0")  # fmt: skip
 
 
 def changes_results(name: str) -> bool:
-    """Whether results depend on a setting by more than rounding. No key of another version does that this one lacks."""
+    """Whether results depend on a setting by more than rounding; no for an unknown one."""
     return name in KEYS and KEYS[name].change is Change.NEVER
 
 
 def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()) -> None:
-    """Run `check_config`, then `keep_config`; call it just before writing something that depends on the settings.
-
-    Only the first process does the work, but all processes must call this.
-
-    Raises:
-        ValueError: see `check_config`; or the file cannot be written.
-    """
+    """`check_config`, then `keep_config`. All processes must call this. Raises ValueError."""
     check_config(config, path, may_change)
     hosts.in_first(lambda: keep_config(config, path))
 
@@ -46,16 +35,9 @@ def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()
 def check_config(
     config: ConfigDict, path: Path, may_change: tuple[str, ...] = (), may_move: tuple[str, ...] = ()
 ) -> None:
-    """Check before any work that the settings that a resumed run depends on are unchanged; nothing is written.
-
-    Keys that start with one of `may_change` may differ, and those that are declared so (`Key.change`). Those in
-    `may_move` may change from one path to another, for callers that compare the contents themselves.
-
-    Only the first process does the work, but all processes must call this.
-
-    Raises:
-        ValueError: the run in this folder was made with other settings (they are named), or its settings are missing.
-    """
+    """Raise ValueError if the settings that a resumed run depends on have changed or are missing. All processes must
+    call this. Keys that start with one of `may_change`, and those declared so (`Key.change`), may differ; those in
+    `may_move` may change from one path to another."""
     hosts.in_first(lambda: _check(config, path, may_change, may_move))
 
 
@@ -76,7 +58,7 @@ def _check(config: ConfigDict, path: Path, may_change: tuple[str, ...], may_move
 
 
 def _made_in(workdir: Path) -> Path | None:
-    """An artefact in the workdir that must not be reused with other settings, or None."""
+    """Something in the workdir that depends on the settings, or None."""
     for directory in (workdir / "checkpoints", *sorted(workdir.glob("sft/*/checkpoints"))):
         if steps := complete_steps(directory):
             return directory / str(steps[-1])
@@ -84,7 +66,7 @@ def _made_in(workdir: Path) -> Path | None:
 
 
 def keep_config(config: ConfigDict, path: Path) -> None:
-    """Write the settings of a run, unless the file holds them already. Raises OSError."""
+    """Write the settings, unless the file holds them. Raises OSError."""
     text = _as_json(config)
     if not path.is_file() or path.read_bytes() != text.encode():
         write_atomically(path, text)
@@ -94,7 +76,7 @@ def check_same_settings(
     config: ConfigDict, path: Path, may_change: tuple[str, ...] = (), may_move: tuple[str, ...] = ()
 ) -> None:
     """Like `check_config`, but in this process only; also raises ValueError if there is no such file."""
-    # Keys that the version which began the run did not have yet: their defaults are what it did.
+    # Keys that are newer than the run: their defaults are what it did.
     old = json.loads(_as_json(default_config())) | read_settings(path)
     new = json.loads(_as_json(config))
     moved = [key for key in may_move if old.get(key) and new.get(key)]

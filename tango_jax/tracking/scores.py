@@ -1,8 +1,4 @@
-"""Scores of solutions and verifications: accuracy, per-class F1, and rates.
-
-Takes solutions and verifications, from training or from a finished checkpoint, and returns flat dicts of numbers. Runs
-after parsing and grading.
-"""
+"""Scores of solutions and verifications: accuracy, per-class F1, and rates."""
 
 from collections.abc import Sequence
 
@@ -26,9 +22,8 @@ def class_counts(predicted: Sequence[bool | None], actual: Sequence[bool]) -> li
 def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float]:
     """F1 of the classes True ("correct") and False ("incorrect"), their mean, and the balanced accuracy.
 
-    A prediction of None is a miss for its true class and is not counted as a prediction of either class. The F1 of a
-    class that neither occurs nor is predicted is 0, as in scikit-learn; balanced accuracy is the mean recall over the
-    classes that occur.
+    A prediction of None is a miss. The F1 of a class that neither occurs nor is predicted is 0, as in scikit-learn.
+    Balanced accuracy is the mean recall over the classes that occur.
     """
     scores, recalls, counts = {}, [], class_counts(predicted, actual)
     for name, (hits, claimed, present) in zip(("correct", "incorrect"), (counts[:3], counts[3:]), strict=True):
@@ -41,7 +36,7 @@ def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float
 
 
 def generator_scores(solutions: Sequence[Solution], is_truncated: Sequence[bool]) -> dict[str, float]:
-    """Accuracy overall and by problem size, format score, and step accuracy if all solutions have gold labels."""
+    """Accuracy, also by problem size; and step accuracy if all solutions have gold labels."""
     scores = {
         "accuracy": float(np.mean([solution.is_correct for solution in solutions])),
         "format": float(np.mean([solution.format_score for solution in solutions])),
@@ -57,11 +52,10 @@ def generator_scores(solutions: Sequence[Solution], is_truncated: Sequence[bool]
 
 
 def verifier_scores(solutions: Sequence[Solution], verifications: Sequence[Verification]) -> dict[str, float]:
-    """Step scores against gold step labels (if the task has them), outcome scores against the grader, and rates.
+    """Step scores against gold labels (if there are any), outcome scores against the grader, and rates.
 
-    A misaligned verification judges no steps: each step of its solution counts as a prediction of None.
-    `right_verdict_wrong_steps` is the share of the right verdicts whose steps are judged, but not all as they are: 0 if
-    there is no such verdict.
+    A misaligned verification judges no steps: each counts as a prediction of None. `right_verdict_wrong_steps`: the
+    share of right verdicts of aligned verifications with a wrong step.
     """
     verdicts = [v.verdict for v in verifications]
     predicted = [VERDICTS[verdict] for verdict in verdicts]

@@ -1,7 +1,4 @@
-"""What a turn shows beside its rewards: the metrics of its responses, of its verdicts and of its updates.
-
-In: the responses of a turn, device metrics of its updates. Out: flat metrics for metrics.jsonl.
-"""
+"""The metrics of a turn's responses, verdicts and updates, for metrics.jsonl."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,14 +17,11 @@ MEANS_OF_UPDATES = ("loss", "grad_norm")
 
 
 def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[str, float]:
-    """All metrics of a turn: of its responses, verdicts, dynamic sampling, lesson and updates.
+    """All metrics of a turn. Raises ValueError if two of them have a name in common.
 
-    Numbers of steps, and verdicts in the verifier's turns, are of everything that was sampled: what dynamic sampling
-    chooses by its rewards would hide that all verdicts agree. Verdicts in a generator's turn are under `verifier/live_`
-    where all solutions are judged, and under `verifier/judged_` where a part of them is.
-
-    Raises:
-        ValueError: two of them have a name in common.
+    Steps, and verdicts in the verifier's turns, are of everything sampled: groups chosen by dynamic sampling would hide
+    that all verdicts agree. Verdicts in a generator's turn are under `verifier/live_` where all solutions are judged,
+    and under `verifier/judged_` where a part is.
     """
     by_name: dict[str, list[Responses]] = {}
     for responses in t.sampled:
@@ -57,12 +51,11 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
 
 
 def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
-    """One figure for all updates that a batch got; with a single update each is that update's own.
+    """One figure for all updates of a batch.
 
-    `loss` and `grad_norm` are means over updates, each of which counts alike; `tokens` are the action tokens of the
-    batch; `logprob_gap_max` and `update_ratio` are the largest; all others are means over tokens, so that minibatches
-    weigh as many as they have. `kl_first` is the KL of the first update alone, which is 0 where the policy has not
-    moved before (loop/turn.py keeps it there).
+    `loss` and `grad_norm` are means over updates; `tokens` are the action tokens of the batch; `logprob_gap_max` and
+    `update_ratio` are the largest; all others are means over tokens. `kl_first` is the KL of the first update, which is
+    0 where the policy has not moved before.
     """
     tokens = np.array([metrics.get("tokens", 0) for metrics in updates], np.float64)
     share = tokens / tokens.sum() if tokens.any() else np.full(len(updates), 1 / len(updates))
@@ -81,10 +74,9 @@ def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
 
 
 def tokens_sampled(metrics: Mapping[str, Any]) -> float:
-    """Tokens that all calls of a turn sampled."""
     return sum(value or 0 for name, value in metrics.items() if name.endswith("/tokens_sampled"))
 
 
 def sampled_per_second(metrics: dict[str, float], timing: dict[str, float]) -> float:
-    """Tokens sampled in a turn by both roles, per second of sampling."""
+    """Tokens per second of sampling, of both roles."""
     return tokens_sampled(metrics) / sum(timing.get(name, 0.0) for name in ("time/sample_s", "time/verify_s"))

@@ -112,6 +112,15 @@ def test_another_start_of_the_verifier_is_marked():
     assert "| fixed_verifier |" in table  # a table that did not record it compares with all
 
 
+def test_other_checkpoints_before_stage_one_are_marked():
+    """No start is recorded here: the weights alone tell that tango began elsewhere."""
+    found = [*run_rows("tango", FAST, weights="a"), *run_rows("fixed_verifier", FAST, weights="b"),
+             *run_rows("gold_steps", FAST), *run_rows("grpo", SLOW, weights="b")]  # fmt: skip
+    table, _ = compare(learning(found), "grpo")
+    assert "| tango † |" in table and "| fixed_verifier |" in table
+    assert "| gold_steps |" in table  # a table that did not record it compares with all
+
+
 def test_another_setting_is_marked_unless_the_table_tells_that_it_is_none():
     def marked(**digests) -> bool:
         found = run_rows("grpo", SLOW, **digests) + run_rows("tango", FAST, setting="part=a", **digests)

@@ -7,7 +7,6 @@ import pytest
 from support.ablation_cases import evaluation, run_rows
 from tango_jax.ablation import figures
 from tango_jax.ablation.figures import draw_figures
-from tango_jax.method.arms import ARMS
 
 FAST, SLOW, NEVER = (0.0, 0.9, 1.0), (0.0, 0.4, 0.9), (0.0, 0.1, 0.2)
 
@@ -46,21 +45,23 @@ def drawn(monkeypatch):
 def test_all_figures_are_drawn(tmp_path):
     files = draw_figures(table(), tmp_path)
     assert sorted(path.name for path in files) == sorted([
-        "what_it_bought.png", "curves_last_letter_words=4.png", "curves_last_letter_words=16.png",
-        "curves_last_letter_words=16,verifier=weak.png", "curves_last_letter_words=16,alpha=constant.png", "map.png",
+        "curves_last_letter_words=4.png", "curves_last_letter_words=16.png",
+        "curves_last_letter_words=16,verifier=weak.png", "curves_last_letter_words=16,alpha=constant.png",
     ])  # fmt: skip
     # With a panel for what the method is ahead of the baseline, where both are there.
-    assert {path.name: png_size(path)[0] for path in files if png_size(path)[0] != 1200} == {"what_it_bought.png": 1500}
+    assert {path.name for path in files if png_size(path)[0] == 1500} == {
+        "curves_last_letter_words=4.png", "curves_last_letter_words=16.png"}  # fmt: skip
+    assert {png_size(path)[0] for path in files} == {1200, 1500}
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("rows, names", [
     ([], []),
     ([evaluation(0, 0.5)], []),  # the generator never moved
-    (run_rows("grpo", NEVER), ["what_it_bought.png", "curves_last_letter.png"]),
+    (run_rows("grpo", NEVER), ["curves_last_letter.png"]),
     ([row._replace(setting=f"words={words}", task=r"a b/c.py:make") for words in (1, 2) for row in
       run_rows("my_arm", NEVER, verifier_step_f1=None)],
-     ["what_it_bought.png", "curves_c.py_make_words=1.png", "curves_c.py_make_words=2.png", "map.png"]),
+     ["curves_c.py_make_words=1.png", "curves_c.py_make_words=2.png"]),
 ], ids=["nothing", "one point", "one run", "unknown"])  # fmt: skip
 def test_figures_are_drawn_whatever_is_missing(tmp_path, rows, names):
     assert [path.name for path in draw_figures(rows, tmp_path)] == names
@@ -71,58 +72,25 @@ def lines_of(axes, label=None) -> list:
             if label is None or line.get_label() == label]  # fmt: skip
 
 
-def test_curves_over_steps_tokens_and_minutes(drawn, tmp_path):
+def test_curves_over_steps_and_tokens(drawn, tmp_path):
     draw_figures(run_rows("grpo", SLOW), tmp_path)
-    steps, tokens, minutes = drawn["curves_last_letter.png"].axes
+    steps, tokens = drawn["curves_last_letter.png"].axes
     assert lines_of(steps)[0] == ([0, 10, 20], [0.0, 0.4, 0.9])
-    assert (lines_of(tokens)[0][0][-1], lines_of(minutes)[0][0][-1]) == (2000, pytest.approx(40 / 60))
+    assert lines_of(tokens)[0][0][-1] == 2000
     assert lines_of(tokens)[0][1][-1] == pytest.approx(0.9)
     assert drawn["curves_last_letter.png"].get_suptitle().startswith("last_letter: 1 start (3), 1 seed (0)\n")
     assert [text.get_text() for text in drawn["curves_last_letter.png"].legends[0].get_texts()] == [
         "GRPO (no verifier) (1 run)"]  # fmt: skip
 
 
-def map_of(rows, drawn, folder):
-    draw_figures(rows, folder)
-    [axes] = drawn["map.png"].axes
-    return axes, {line.get_color(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines
-                  if line.get_linestyle() != "None" and len(line.get_xdata()) == 2 and line.get_marker() != "None"}
-
-
-def test_the_map_has_steps_by_pass_rate_and_tells_how_many_runs_get_there(drawn, tmp_path):
-    rows = [row for row in table() if row.setting in ("words=4", "words=16")]
-    axes, lines = map_of(rows, drawn, tmp_path)
-    tango, grpo = (lines[ARMS[arm].look.colour] for arm in ("tango", "grpo"))
-    assert tango == ([0.0, 0.3], pytest.approx([18.0, 10 * 0.8 / 0.9]))  # SLOW and FAST
-    assert grpo == ([0.0, 0.3], pytest.approx([20.0, 10 * 0.8 / 0.9]))
-    assert [text.get_text() for text in axes.texts] == ["0 of 2"]  # of grpo, with 16 words
-    assert sum(line.get_markerfacecolor() == "white" for line in axes.lines) == 1
-    assert axes.get_xscale() == axes.get_yscale() == "linear"
-    assert "over the first 20 generator steps" in axes.get_title()
-
-
-@pytest.mark.filterwarnings("error")
-def test_settings_of_one_pass_rate_have_a_point_each(drawn, tmp_path):
-    rows = []
-    for words, accuracy in (("4", (0.9, 1.0)), ("8", SLOW)):
-        for seed in range(4):
-            rows += run_rows("grpo", accuracy, seed=seed, setting=f"words={words}", sampled_accuracy=0.2)
-    _, lines = map_of(rows, drawn, tmp_path)
-    # SLOW is cut to the ten steps of the other setting, and has not got there by then.
-    assert lines[ARMS["grpo"].look.colour] == ([0.2, 0.2], pytest.approx([0.0, 10.0]))
-    drawn["map.png"].draw_without_rendering()
-
-
-def test_the_first_figure_is_of_the_setting_that_is_asked_for(drawn, tmp_path):
-    draw_figures(table(), tmp_path, "words=16")
-    assert drawn["what_it_bought.png"].get_suptitle().startswith("last_letter, words=16: ")
-    *by_arm, ahead = drawn["what_it_bought.png"].axes
+def test_a_panel_says_what_the_method_is_ahead(drawn, tmp_path):
+    draw_figures(table(), tmp_path)
+    assert drawn["curves_last_letter_words=16.png"].get_suptitle().startswith("last_letter, words=16: ")
+    *by_arm, ahead = drawn["curves_last_letter_words=16.png"].axes
     assert [len(axes.lines) for axes in by_arm] == [3, 3]  # two arms and the level
     assert lines_of(ahead)[0] == ([0, 10, 20], pytest.approx([0.0, 0.3, 0.7]))  # SLOW minus NEVER
     assert ahead.get_title() == "mean over 20 steps +0.325\nshaded: range"
     assert ahead.get_ylabel() == "tango minus grpo, 2 pairs"
-    with pytest.raises(ValueError, match=r"--setting='words=5' is not one of words=4, words=16"):
-        draw_figures(table(), tmp_path, "words=5")
 
 
 def test_a_few_starts_are_drawn_as_a_range_and_the_difference_with_an_interval(drawn, tmp_path):
@@ -133,81 +101,9 @@ def test_a_few_starts_are_drawn_as_a_range_and_the_difference_with_an_interval(d
             rows += run_rows("tango", (0.0, gain, gain), start=start, seed=seed)
             rows += run_rows("grpo", (0.0, 0.0, 0.0), start=start, seed=seed)
     draw_figures(rows, tmp_path)
-    figure = drawn["what_it_bought.png"]
+    figure = drawn["curves_last_letter.png"]
     assert figure.get_suptitle().startswith("last_letter: 3 starts (1, 2, 3), 2 seeds (0, 1)\n")
     low, high = (bound(figure.axes[0].collections[-1].get_paths()[0].vertices[:, 1]) for bound in (min, max))
     assert (low, high) == pytest.approx((0.0, 0.3))  # of tango, on top
     # 0.075, 0.15 and 0.225 over the run: deviation 0.075, and 4.3027 for two degrees of freedom.
     assert figure.axes[-1].get_title() == "mean over 20 steps +0.150 [-0.036, +0.336]\nshaded: 95 % interval (t)"
-
-
-@pytest.mark.filterwarnings("error")
-def test_mean_accuracy_along_a_number(drawn, tmp_path):
-    """Two lines, of settings that differ in nothing but the number, and a baseline without it across the panel."""
-    rows = run_rows("grpo", (0.0, 0.4, 0.8)) + run_rows("grpo", (0.0, 0.2, 0.4), seed=1)
-    for turns in (0, 5, 10, 20):
-        for seed in (0, 1):
-            rise = (0.0, turns / 20, turns / 20)
-            rows += run_rows("tango", rise, seed=seed, setting=f"trust=on,turns={turns}")
-            rows += run_rows("tango", (0.0, 0.0, 0.1), seed=seed, setting=f"trust=off,turns={turns}")
-    draw_figures(rows, tmp_path)
-    [axes] = drawn["along_turns.png"].axes
-    found = {(len(x), round(y[0], 6), round(y[-1], 6)): x for x, y in lines_of(axes)}
-    # By trapezoids over two intervals of ten steps: (0 + 2 a + b) / 4.
-    assert found == {(2, 0.3, 0.3): [0, 20], (4, 0.0, 0.75): [0, 5, 10, 20], (4, 0.025, 0.025): [0, 5, 10, 20]}
-    [low, high] = axes.collections[0].get_paths()[0].vertices[:, 1].min(), axes.collections[0].get_paths()[0].vertices[
-        :, 1].max()  # fmt: skip
-    assert (low, high) == pytest.approx((0.2, 0.4))  # the range of the baseline's two runs
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "5", "10", "20"]
-
-
-def test_lines_along_a_number_are_cut_to_the_steps_that_all_runs_have(drawn, tmp_path):
-    rows = []
-    for turns in (0, 5, 10, 20):
-        ends = (0.0, 0.4, 0.8) if turns else (0.0, 0.4)
-        rows += run_rows("tango", ends, setting=f"turns={turns}")
-    draw_figures(rows, tmp_path)
-    [axes] = drawn["along_turns.png"].axes
-    assert lines_of(axes)[0] == ([0, 5, 10, 20], pytest.approx([0.2] * 4))  # alike as far as all of them go
-    assert "over the first 10 generator steps" in drawn["along_turns.png"].get_suptitle()
-    assert [text.get_text() for text in drawn["along_turns.png"].legends[0].get_texts()] == [
-        "Tango (trained together) (1 run)"]  # fmt: skip
-
-
-def test_labels_of_one_number_do_not_replace_each_other(drawn, tmp_path):
-    rows = [row for label, end in (("0", 0.0), ("1", 0.2), ("1.0", 0.6), ("2", 0.8), ("3", 0.8))
-            for row in run_rows("tango", (0.0, end, end), setting=f"rate={label}")]  # fmt: skip
-    draw_figures(rows, tmp_path)
-    [axes] = drawn["along_rate.png"].axes
-    assert lines_of(axes)[0] == ([0, 1, 1, 2, 3], pytest.approx([0.0, 0.15, 0.45, 0.6, 0.6]))
-
-
-def test_two_tasks_have_a_figure_each(drawn, tmp_path):
-    rows = [row._replace(task=task) for task in ("last_letter", "math") for turns in (0, 5, 10, 20)
-            for row in run_rows("tango", FAST, setting=f"turns={turns}")]  # fmt: skip
-    draw_figures(rows, tmp_path)
-    assert {"along_last_letter_turns.png", "along_math_turns.png"} <= drawn.keys()
-    assert len(drawn["map.png"].axes) == 2
-
-
-def test_a_curve_that_another_one_covers_shows_on_both_sides_of_it(drawn, tmp_path):
-    draw_figures(run_rows("grpo", SLOW) + run_rows("tango", SLOW) + run_rows("gold_steps", FAST), tmp_path)
-    for axes in drawn["curves_last_letter.png"].axes:
-        below, beside, above = (next(line for line in axes.lines if line.get_color() == ARMS[arm].look.colour)
-                                for arm in ("grpo", "gold_steps", "tango"))  # fmt: skip
-        assert below.get_linewidth() >= 2 * above.get_linewidth()
-        assert beside.get_linewidth() == above.get_linewidth()
-
-
-def test_runs_that_no_two_numbers_share_make_no_line(drawn, tmp_path):
-    rows = run_rows("grpo", FAST)
-    for seed, turns in enumerate((0, 5, 10, 20)):
-        rows += run_rows("tango", FAST, seed=seed, setting=f"turns={turns}")
-    draw_figures(rows, tmp_path)
-    assert [len(x) for x, _ in lines_of(drawn["along_turns.png"].axes[0])] == [2]  # the baseline's alone
-
-
-def test_three_numbers_or_names_make_no_such_figure(drawn, tmp_path):
-    rows = [row for turns in (0, 5, 10, "many") for row in run_rows("tango", FAST, setting=f"turns={turns}")]
-    draw_figures(rows, tmp_path)
-    assert "along_turns.png" not in drawn

@@ -71,8 +71,7 @@ def place(made):
     yield made
     made.write()
     (made.workdir / "provenance.json").write_bytes(stored)
-    for path in made.workdir.glob("provenance.*.json"):
-        path.unlink()
+    (made.workdir / "provenance.before.json").unlink(missing_ok=True)
 
 
 def refused(start_fn, *args) -> str:
@@ -101,7 +100,7 @@ def test_an_edited_reward_is_refused_until_it_is_accepted(place, capsys):
     assert message.startswith(f"{place.workdir} holds a run that was begun with another method (generator.reward: "
                               f"{place.reward} has changed; {place.workdir}/user_files/")
     accept = message.rpartition("accept the change with `")[2].partition("`")[0]
-    assert accept == shlex.join(["mv", f"{place.workdir}/provenance.json", f"{place.workdir}/provenance.1.json"])
+    assert accept == shlex.join(["mv", f"{place.workdir}/provenance.json", f"{place.workdir}/provenance.before.json"])
     subprocess.run(shlex.split(accept), check=True)
     place.start(console=Console())
     assert "holds a finished run" in capsys.readouterr().out

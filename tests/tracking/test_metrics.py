@@ -66,10 +66,3 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
     path.write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
     with pytest.raises(ValueError, match="line 2 is not JSON"):
         read_metrics(path)
-
-
-def test_disabled_writer_touches_nothing(tmp_path):
-    with MetricsWriter(tmp_path / "m.jsonl", enabled=False) as writer:
-        writer.write(1, "eval", {"x": 1})
-        assert writer.position() == 0
-    assert list(tmp_path.iterdir()) == []

@@ -101,7 +101,7 @@ def test_an_edited_function_is_refused_once_something_depends_on_it(config, tmp_
     file.write_text("def f(*records):\n    return 2.0\n")
     with pytest.raises(ValueError, match=rf"\(verifier\.reward: {file} has changed; .*/\w+-own\.py is a copy of"):
         begin(config, workdir, SILENT)
-    (workdir / "provenance.json").rename(workdir / "provenance.1.json")
+    (workdir / "provenance.json").rename(workdir / "provenance.before.json")
     start(config, workdir)
     check_method(config, workdir)
 
@@ -112,9 +112,9 @@ def test_a_method_that_was_given_up_is_shown_and_counts(config, tmp_path):
     before = method_digests(read_provenance(workdir))
     for number in (1, 2):
         own.write_text(f"def f(*records):\n    return {number}.0\n")
-        with pytest.raises(ValueError, match=rf"`mv {workdir}/provenance.json {workdir}/provenance.{number}.json`"):
+        with pytest.raises(ValueError, match=rf"`mv {workdir}/provenance.json {workdir}/provenance.before.json`"):
             check_method(config, workdir)
-        (workdir / "provenance.json").rename(workdir / f"provenance.{number}.json")
+        (workdir / "provenance.json").rename(workdir / "provenance.before.json")
         start(config, workdir)
     stored, digest = read_provenance(workdir), before["verifier.reward"]
     own_lines = [line for line in describe(stored) if "verifier.reward: own.py, sha256" in line]

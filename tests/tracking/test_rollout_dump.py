@@ -26,7 +26,7 @@ from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.schedule import Place
 from tango_jax.runtime import hosts
 from tango_jax.tracking import rollout_dump
-from tango_jax.tracking.rollout_dump import RolloutDump, dumped_evaluations, dumped_turns, read_rollouts
+from tango_jax.tracking.rollout_dump import RolloutDump, dumped_turns, read_rollouts
 from tango_jax.tracking.rollout_rows import block_spans, turn_rows
 
 PROBLEM = Problem("p0", "ab#1 cd#2", "bd", size=2)
@@ -292,45 +292,18 @@ def test_turns_that_the_checkpoint_does_not_know_are_removed(tmp_path):
     assert kept(tmp_path) == [1, 2]
 
 
-@pytest.fixture
-def limit_to_turns(tmp_path, monkeypatch):
-    """Sets the limit of a run's dumps to the size of so many turns."""
+def test_a_turn_larger_than_a_file_is_cut_between_groups(tmp_path, monkeypatch):
+    one, groups = generator_result(), 3
     write_turns(tmp_path / "one", config_of(every=1), range(1))
     size = sum(map(len, contents(tmp_path / "one").values()))
-    return lambda count: monkeypatch.setattr(rollout_dump, "LIMIT_BYTES", int(count * size))
-
-
-def test_at_the_limit_every_second_turn_goes(tmp_path, limit_to_turns):
-    limit_to_turns(9.5)
-    config, folder = config_of(every=1), tmp_path / "run"
-    write_turns(folder, config, range(9))
-    assert kept(folder) == list(range(1, 10))
-    write_turns(folder, config, range(9, 10), resume_after=9)  # the tenth does not fit
-    assert kept(folder) == [1, 3, 5, 7, 9]
-    write_turns(folder, config, range(10, 20), resume_after=10)  # turn 19 would be the tenth again
-    assert kept(folder) == [1, 5, 9, 13, 17]
-
-
-def test_thinning_is_the_same_in_a_killed_run(tmp_path, limit_to_turns):
-    limit_to_turns(9.5)
-    config = config_of(every=1)
-    write_turns(tmp_path / "whole", config, range(14))
-    write_turns(tmp_path / "killed", config, range(11))  # thinned out at turn 10; the checkpoint is of turn 6
-    write_turns(tmp_path / "killed", config, range(6, 14), resume_after=6)
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
-    assert kept(tmp_path / "killed") == [1, 3, 5, 7, 9, 11, 13]
-
-
-def test_a_turn_larger_than_its_share_is_cut_between_groups(tmp_path, limit_to_turns):
-    one, groups = generator_result(), 3
     arrays = [np.concatenate([part] * groups) for part in (one.lesson.reward.reward_B, one.adv_BT)]
     terms = {name: (weight, np.concatenate([value] * groups)) for name, (weight, value) in one.lesson.terms.items()}
     reward_terms = [dataclasses.replace(term, value=np.concatenate([term.value] * groups))
                     for term in one.lesson.reward.terms]
     steps = [steps_of(*rewards.of_steps * groups) for rewards in one.lesson.step_rewards]
     result = result_of(*arrays, *(said.records * groups for said in one.sampled), terms, steps, reward_terms)
-    for turns, lines in ((8 * 2.5, 4), (8 * 0.5, 2), (0.5, 2)):  # an eighth of the limit holds 2, 0, 0 groups
-        limit_to_turns(turns)
+    for share, lines in ((2.5, 4), (0.5, 2)):
+        monkeypatch.setattr(rollout_dump, "MAX_BYTES", int(share * size))
         RolloutDump(tmp_path / "run", config_of(every=1)).write(Place(0, "generator", "generator", 0), result)
         rows = list(read_rollouts(tmp_path / "run"))
         assert len(rows) == lines and {row["rows_in_turn"] for row in rows} == {6}
@@ -360,14 +333,6 @@ def test_the_first_problems_of_every_evaluation_are_written(tmp_path, monkeypatc
     assert sorted(contents(folder)) == ["evaluation_000000_000000.jsonl", "evaluation_000002_000001.jsonl",
                                           "turn_000001_generator_000000.jsonl",
                                           "turn_000002_generator_000001.jsonl"]  # fmt: skip
-
-
-def test_at_the_limit_every_second_evaluation_goes(tmp_path, monkeypatch):
-    write_evaluations(tmp_path / "one", config_of(every=1), range(1))
-    size = sum(map(len, contents(tmp_path / "one").values()))
-    monkeypatch.setattr(rollout_dump, "LIMIT_BYTES", int(4.5 * size))
-    write_evaluations(tmp_path / "run", config_of(every=1), range(12))
-    assert [number for *_, number in dumped_evaluations(tmp_path / "run")] == [0, 4, 8]
 
 
 def test_nothing_is_written_where_it_should_not_be(tmp_path, monkeypatch):
