@@ -75,8 +75,8 @@ def run_jobs(
         return {}
     failed, children, cores = {}, {}, cores_of_workers(workers)
     finished = sum(job.total for job in jobs if job.is_finished)
-    preemption.unsaved()  # SIGTERM is noted from here on, and passed on
-    with console.stage(title, sum(job.total for job in jobs), finished) as stage:
+    # SIGTERM is noted, and passed on.
+    with preemption.held(), console.stage(title, sum(job.total for job in jobs), finished) as stage:
         shown = _Shown(stage, finished)
         try:
             while waiting or children:
@@ -97,7 +97,6 @@ def run_jobs(
                 time.sleep(POLL_S)
         finally:
             _stop(children.values(), console)
-    preemption.saved()
     return failed
 
 
