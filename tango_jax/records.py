@@ -1,7 +1,6 @@
 """Every record that passes between stages of the loop, in the order of the data flow.
 
-Axis letters are those of tango_jax/README.md. Host records hold NumPy arrays or Python tuples; `Batch` and
-`TrainState` are pytrees that are passed to the jitted steps.
+Axis letters are those of tango_jax/README.md. `Batch` and `TrainState` are passed to the jitted steps.
 """
 
 import dataclasses
@@ -16,7 +15,7 @@ from flax import struct
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One problem of a task, which makes it; the generator's prompt and the grader read it."""
+    """One problem of a task."""
 
     id: str
     question: str
@@ -26,8 +25,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """What the sampler returns: B = P x M responses, prompt-major, on the host. Parsing, packing and metrics
-    read it."""
+    """What the sampler returns: B = P x M responses, prompt-major, on the host."""
 
     tokens: tuple[np.ndarray, ...]  # B x int32[length], sampled ids with the stop token kept
     logps: tuple[np.ndarray, ...]  # B x float32[length], log-probs under the sampling distribution
@@ -38,8 +36,7 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """A generator response, decoded, parsed and graded. method/texts.py makes it; turns, the verifier's prompt,
-    evaluations and the rollout dump read it."""
+    """A generator response, decoded, parsed and graded (method/texts.py)."""
 
     problem: Problem
     text: str
@@ -61,8 +58,7 @@ class Solution:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """A verifier response, decoded and parsed. method/texts.py makes it; turns, evaluations and the rollout dump read
-    it."""
+    """A verifier response, decoded and parsed (method/texts.py)."""
 
     text: str
     judgements: tuple[bool | None, ...]
@@ -88,8 +84,7 @@ def problem_of(record: Any) -> Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Responses:
-    """M responses of a role to each of P prompts, prompt-major, parsed and graded. `Turn.sample` makes it; rewards,
-    packing, metrics and the rollout dump read it. As a sequence, it is its records."""
+    """M responses of a role to each of P prompts, prompt-major, parsed and graded. As a sequence, it is its records."""
 
     role: str
     parents: Sequence  # P, what the prompts are about: problems, solutions, verifications
@@ -118,7 +113,6 @@ class Responses:
         return [parent for parent in self.parents for _ in range(self.group_size)]
 
     def replace(self, **fields: Any) -> "Responses":
-        """The same with other values of these fields."""
         return dataclasses.replace(self, **fields)
 
     def by_number(self) -> list[list]:
@@ -145,8 +139,7 @@ class Term:
 
 
 class Rewards(NamedTuple):
-    """One reward for every response that is trained on. A method's turn makes it; advantages read `reward_B`, the
-    rollout dump `reward_B` and `terms`, the turn's row of metrics.jsonl `metrics`."""
+    """One reward for every response that is trained on."""
 
     reward_B: np.ndarray  # float32
     metrics: dict[str, float]
@@ -163,8 +156,7 @@ class StepRewards(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What a run remembers from turn to turn; saved with every checkpoint. A turn takes the memory before it and
-    returns the one after it. The loop keeps `turn` and `cursors`."""
+    """What a run remembers from turn to turn; saved with every checkpoint. The loop keeps `turn` and `cursors`."""
 
     turn: int = 0  # turns completed
     cursors: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by stream (task.py), for the next turn
@@ -178,7 +170,6 @@ class Memory:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def replace(self, **fields: Any) -> "Memory":
-        """The same with other values of these fields."""
         return dataclasses.replace(self, **fields)
 
     def stored(self) -> dict[str, Any]:
@@ -196,8 +187,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """What a turn teaches: the responses that are trained on, a reward for each, and what the advantage of every token
-    is the sum of. A method's turn returns it; the loop checks it, updates the policy and writes it into the rollouts.
+    """What a turn teaches: the responses that are trained on, their rewards, and the terms of each token's advantage.
     """
 
     responses: Responses  # of the role that is trained, B
@@ -212,10 +202,9 @@ class Lesson:
 class Batch:
     """Packed sequences for scoring and updates: N micro-batches, each with Z shards of R rows of T tokens.
 
-    On the host these are NumPy arrays, and Z counts the shards of this process; `sharding.place_batch` joins those of
-    all processes. A micro-batch is a Batch whose fields have lost the N axis and kept their names. With shared prompts,
-    each shard also has Q prefixes of X tokens. A prefix is a prompt without its last token, to which the responses of
-    all rows that refer to it attend. Without shared prompts, Q is 0.
+    On the host these are NumPy arrays, and Z counts the shards of this process. A micro-batch is a Batch whose fields
+    have lost the N axis. With shared prompts, each shard also has Q prefixes of X tokens: prompts without their last
+    token, to which the responses of all rows that refer to them attend. Else Q is 0.
     """
 
     prefix_token_NZQX: Any  # int32
@@ -242,8 +231,8 @@ def with_base(base: dict | None, params: dict) -> dict:
 
 @struct.dataclass
 class TrainState:
-    """The state that an update (rl/update.py) reads and writes; its buffers are donated to the update. Sampling and
-    scoring read its weights, checkpoints hold all of it but the base."""
+    """The state that an update (rl/update.py) reads and writes; its buffers are donated. Checkpoints hold all of it but
+    the base."""
 
     params: Any  # what is trained
     opt_state: Any
@@ -263,7 +252,7 @@ States = dict[str, TrainState]  # by role
 
 @dataclasses.dataclass(frozen=True)
 class TurnResult:
-    """What `loop.turn.run_turn` returns: the loop takes states and memory, the rollout dump all other fields."""
+    """What `loop.turn.run_turn` returns."""
 
     states: States
     metrics: dict[str, float]

@@ -53,8 +53,7 @@ def run_jobs(
     if not jobs:
         return {}
     waiting, failed, children = list(jobs), {}, {}
-    preemption.unsaved()  # SIGTERM is noted from here on, and passed on
-    with console.stage(title, len(jobs)) as stage:
+    with preemption.held(), console.stage(title, len(jobs)) as stage:  # SIGTERM is noted, and passed on
         try:
             while waiting or children:
                 for worker in [worker for worker in range(workers) if worker not in children][: len(waiting)]:
@@ -73,7 +72,6 @@ def run_jobs(
                 time.sleep(POLL_S)
         finally:
             _stop(children.values(), console)
-    preemption.saved()
     return failed
 
 

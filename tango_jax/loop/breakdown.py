@@ -1,7 +1,5 @@
-"""Detects numerical breakdown: NaN, infinity, or an update that destroys the parameters.
-
-Takes the metrics of a turn or train states about to be saved, and raises one error that says what to do. Runs after
-every RL turn and before every save; loaded parameters are checked by runtime/trees.py, logits by sampling/request.py.
+"""Detects numerical breakdown after every turn and before every save: NaN, infinity, or an update that destroys the
+parameters. Loaded parameters are checked by runtime/trees.py, logits by sampling/request.py.
 """
 
 import contextlib
@@ -31,17 +29,10 @@ def check_metrics(role: str, metrics: dict[str, float]) -> None:
     bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
     if bad:
         raise Broken(role, f"produced values that are not finite: {bad}")
-    large = {
-        name: value
-        for name, value in metrics.items()
-        if name.endswith("/update_ratio") and value > MAX_UPDATE_RATIO
-    }
-    for name, value in large.items():
-        raise Broken(
-            role,
-            f"replaced the parameters: {name}, the norm of an update over the norm of the parameters that it changed, "
-            f"is {value:.3g}, and the limit is {MAX_UPDATE_RATIO:g}",
-        )
+    for name, value in metrics.items():
+        if name.endswith("/update_ratio") and value > MAX_UPDATE_RATIO:
+            raise Broken(role, f"replaced the parameters: {name}, the norm of an update over the norm of the "
+                         f"parameters that it changed, is {value:.3g}, and the limit is {MAX_UPDATE_RATIO:g}")
 
 
 def check_params(states: dict[str, Any]) -> None:
@@ -54,15 +45,8 @@ def check_params(states: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def explained(doing: str, config: ConfigDict, workdir: Any, newest: int | None) -> Iterator[None]:
-    """Context manager that turns a `Broken` raised in its block into an error with the operation and advice.
-
-    Args:
-        doing: the operation in the block, as the subject of the message.
-        newest: turn of the newest checkpoint in the workdir, or None.
-
-    Raises:
-        FloatingPointError: if the block raises `Broken`.
-    """
+    """Turns a `Broken` of the block into a FloatingPointError with advice. `doing`: the operation, as the message's
+    subject; `newest`: turn of the newest checkpoint, or None."""
     try:
         yield
     except Broken as error:

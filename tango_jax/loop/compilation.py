@@ -1,8 +1,4 @@
-"""Compiles everything that a run may need before its first turn, so that nothing is compiled later.
-
-Takes a run's context and parameters of both roles, and compiles the jitted functions for every shape; nothing is
-computed. Runs once, after stage 1, with dummy batches.
-"""
+"""Compiles everything that a run may need before its first turn, so that nothing is compiled later."""
 
 from collections.abc import Iterator
 
@@ -22,8 +18,8 @@ from tango_jax.runtime.trees import first_not_finite
 
 
 def compile_run(context: RunContext, start: dict, progress: Stage, preemption: hosts.Preemption) -> None:
-    """Compile what both roles sample with, and score and update those that are trained; `start` holds the weights of
-    each. Runs of another arm in the same process compile what is missing."""
+    """Compile what both roles sample with, and score and update of those that are trained; `start` holds the weights
+    of each."""
     rehearsals = context.method.rehearsals
     hosts.compile_exchange()
     for role, policy in context.policies.items():

@@ -1,7 +1,4 @@
-"""Console summaries of a run: at the start what it will do, at the end its results.
-
-Takes the configuration, policies and task, or the summary of a finished run, and logs lines and tables.
-"""
+"""Console summaries of a run: at the start what it will do, at the end its results."""
 
 from collections import Counter
 from pathlib import Path
@@ -20,6 +17,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.failures import typed_command
 from tango_jax.runtime.machine import describe_machine
+from tango_jax.runtime.trees import flatten_names
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 from tango_jax.tracking.stored_runs import compare
@@ -81,15 +79,8 @@ def describe_run(
 
 def describe_parameters(console: Console, role: str, policy: Policy) -> None:
     shapes = jax.eval_shape(policy.init, np.zeros((2,), np.uint32)).params
-    rows = [
-        (
-            jax.tree_util.keystr(path, simple=True, separator="/"),
-            str(leaf.shape),
-            str(leaf.dtype),
-            int(np.prod(leaf.shape)),
-        )
-        for path, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
-    ]
+    rows = [(name, str(leaf.shape), str(leaf.dtype), int(np.prod(leaf.shape)))
+            for name, leaf in flatten_names(shapes).items()]  # fmt: skip
     model = policy.model_config
     reason = policy.config.model.attention == "auto" and why_plain(model, policy.placement.local.devices.flat[0])
     attention = f"{attention_names(model)} ({reason})" if reason else attention_names(model)
@@ -120,7 +111,7 @@ def describe_results(console: Console, config: ConfigDict, workdir: Path, summar
 
 
 def describe_turn(place: Place, schedule: Schedule) -> str:
-    """The position of a turn in the run, for the progress bar."""
+    """The position of a turn in the run."""
     if place.phase == "warmup":
         return f"verifier warm-up {place.index + 1}/{schedule.warmup_turns}"
     if place.role == "generator":

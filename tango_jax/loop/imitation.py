@@ -16,10 +16,8 @@ from tango_jax.text.prompts import OWN, PROMPTS, prompt_ids, solution_of, verifi
 
 
 def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.ndarray, bool]:
-    """Return (prompt ids, response ids, whether both are complete) of one example.
-
-    If the solution is too long for a verifier's prompt, its end is cut off; responses are truncated to the packed row.
-    """
+    """(prompt ids, response ids, whether both are complete) of one example. Too long solutions in a verifier's prompt
+    and responses are cut off."""
     prompt_kind = PROMPTS[example.prompt] if example.prompt else OWN[policy.role]
     limit = policy.config.max_prompt if policy.role == "verifier" or example.verification else sys.maxsize
     prompt, is_shortened = prompt_ids(prompt_kind, policy.template, policy.tokenizer, _about(example), limit)
@@ -38,20 +36,15 @@ def _about(example: SftExample) -> Problem | Solution | Verification:
 
 
 def sft_pairs(policy: Policy, task: Task, split: str, start: int, count: int) -> list[tuple[list[int], np.ndarray]]:
-    """Return (prompt ids, response ids) of the examples start .. start + count of a split.
-
-    Examples that are not complete are left out: a verifier should not learn to judge steps that it cannot see.
-    """
+    """(prompt ids, response ids) of the examples start .. start + count of a split, without those that are not
+    complete: a verifier should not learn to judge steps that it cannot see."""
     examples = (task.sft_example(policy.role, split, index) for index in range(start, start + count))
     sequences = (sft_sequence(policy, example) for example in examples)
     return [(prompt, response) for prompt, response, is_whole in sequences if is_whole]
 
 
 def pack_pairs(policy: Policy, pairs: list[tuple[list[int], np.ndarray]], most: int) -> Batch:
-    """Pack at most `most` examples; every response token has the same weight (token mean).
-
-    Each process holds all examples, which the weight depends on, and packs its share.
-    """
+    """Pack this process's share of at most `most` examples; every response token has the same weight (token mean)."""
     weight = np.float32(1.0 / max(1, sum(len(response) for _, response in pairs)))
     sequences = [
         TrainSequence(prompt=prompt, response=response, weight=np.full(len(response), weight))
@@ -66,8 +59,8 @@ def pack_pairs(policy: Policy, pairs: list[tuple[list[int], np.ndarray]], most: 
 def sft_batch(
     policy: Policy, task: Task, split: str, start: int, count: int, rehearsed: Policy | None = None
 ) -> tuple[Batch, int]:
-    """The examples start .. start + count of a split, packed, and how many of them were left out. Of a `rehearsed`
-    generator, those of the same numbers are added, as far as they fit into a row."""
+    """The examples start .. start + count of a split, packed, and how many were left out. Those of a `rehearsed`
+    generator are added if they fit into a row."""
     pairs = sft_pairs(policy, task, split, start, count)
     most = count * (2 if rehearsed else 1)
     if rehearsed:

@@ -1,10 +1,7 @@
 """Checks that another run's stage 1 can be the start of this run: that it exists, is finished and passed its gate.
 
-Takes `init_from` of a role, and the record stored with the other run's stage-1 checkpoint and its settings; raises one
-error that says what to do. Runs at the start of a run, before data is read or anything is compiled, and again when the
-parameters are loaded, since a damaged checkpoint falls back to an earlier step.
-
-What needs the other run's settings is not checked where its config.json is missing.
+This runs at the start, and again when the parameters are loaded, since a damaged checkpoint falls back to an earlier
+step. What needs the other run's settings is not checked where its config.json is missing.
 """
 
 import json
@@ -29,11 +26,8 @@ def sft_directory(workdir: Path, role: str) -> Path:
 
 
 def check_init_from(config: ConfigDict, roles: Sequence[str] = ROLES) -> None:
-    """Check the checkpoint that every role starts from, without reading parameters.
-
-    Raises:
-        ValueError: there is no stage 1 of the role, or it trained something else; or see `check_stage_one`.
-    """
+    """Raise ValueError if the stage 1 that a role starts from is missing, or trained something else; no parameters are
+    read. See also `check_stage_one`."""
     for role in roles:
         source = config[role].init_from
         if not source:
@@ -65,14 +59,8 @@ def _check_continued(config: ConfigDict, role: str, source: str, is_full: bool) 
 
 
 def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: dict) -> None:
-    """Check that a stage 1 is complete and good enough.
-
-    It must have made all steps of its own run, and at least `sft.steps` of this run; its held-out loss must be within
-    the gates of both. `step` and `meta` come from its checkpoint; `sft` holds this run's settings of the role.
-
-    Raises:
-        ValueError: it is unfinished, shorter than this run's settings require, or failed a gate.
-    """
+    """Raise ValueError unless a stage 1 has made all steps of its run, and at least `sft.steps` of this run, and its
+    held-out loss is within the gates of both. `step` and `meta` come from its checkpoint."""
     name, settings = f"{role}.init_from={source}", _settings(source)
     steps = settings.get(f"{role}.sft.steps", 0)
     if step < steps:

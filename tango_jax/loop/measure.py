@@ -1,7 +1,6 @@
 """Evaluates both roles: the generator on held-out problems, the verifier on a fixed pool and on live solutions.
 
-Takes a run's context and train states; returns flat metrics together with the solutions and verifications behind them.
-Runs every `eval.every` generator turns. All decoding is greedy.
+All decoding is greedy.
 """
 
 import logging
@@ -25,8 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Measured(NamedTuple):
-    """The result of one evaluation of both roles. `evaluate_roles` makes it; output.py writes it, and the last one
-    becomes the transcripts."""
+    """The result of one evaluation of both roles."""
 
     metrics: dict[str, float]
     solutions: list[Solution]
@@ -72,8 +70,7 @@ def evaluate_roles(context: RunContext, states: States, pool: list[Solution]) ->
 def _try_again(
     context: RunContext, states: States, judged: Responses, key_data: np.ndarray
 ) -> tuple[dict[str, float], dict[int, Solution]]:
-    """Metrics of the second tries where the verdict asks for them, as in a turn, and these by the place of the
-    solution; nothing if the arm has none."""
+    """Metrics of the second tries, and these by the place of the solution; nothing if the arm has none."""
     if context.method is None or SECOND_TRY not in context.method.further_prompts("generator"):
         return {}, {}
     rejected = [place for place, one in enumerate(judged) if one.verdict == "INCORRECT"]

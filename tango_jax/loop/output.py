@@ -1,8 +1,4 @@
-"""What a run writes while its turns go on: metrics, rollouts, progress, checkpoints.
-
-Takes turns with their results and evaluations; writes metrics.jsonl, rollouts/ and checkpoints/ in the workdir. Runs
-after every turn and every evaluation.
-"""
+"""What a run writes after every turn and evaluation: metrics.jsonl, rollouts/, checkpoints/ and progress."""
 
 import contextlib
 import dataclasses
@@ -25,8 +21,7 @@ from tango_jax.tracking.turn_metrics import sampled_per_second
 
 @dataclasses.dataclass(frozen=True)
 class RunOutput:
-    """The files of a run and its progress on the console. `run.run_stages` makes it when stage 2 begins; the functions
-    of run.py call its methods, and nobody else reads it."""
+    """The files of a run and its progress on the console."""
 
     context: RunContext
     schedule: Schedule
@@ -43,8 +38,8 @@ class RunOutput:
         return explained(doing, self.context.config, self.workdir, self.checkpointer.latest_step())
 
     def write_turn(self, place: Place, result: TurnResult, began: float, turns_done: int) -> None:
-        """Write the rollouts, metrics and progress of a turn that began at time.monotonic() `began`. `turns_done` is
-        the number of turns of the schedule that are over, with those that are skipped after this one."""
+        """Write the rollouts, metrics and progress of a turn that began at time.monotonic() `began`. `turns_done`
+        counts the turns that are skipped after it, too."""
         timer = self.context.timer
         with timer("dump"):
             self.dump.write(place, result, self.context.method.algorithms[place.role].formula)
@@ -65,7 +60,7 @@ class RunOutput:
                               f"{turns_done} turns")
 
     def write_evaluation(self, turns_done: int, measured: Measured) -> None:
-        """Write the metrics and some of the rollouts of the evaluation after the given number of turns."""
+        """Write the metrics and rollouts of the evaluation after the given number of turns."""
         step = generator_steps_after(self.schedule, turns_done - 1) if turns_done else 0
         number = evaluations_before(self.context.config, self.schedule, turns_done)
         self.dump.write_evaluation(number, turns_done, step, measured.solutions, measured.verifications,

@@ -1,8 +1,4 @@
-"""The problems that a run will take, checked before any long work.
-
-Takes the settings, the task and the schedule; ends the run if the prompt of a problem is too long for a role. Stage:
-before stage 1.
-"""
+"""The problems that a run will take, checked before any long work."""
 
 import itertools
 from collections import Counter

@@ -1,8 +1,4 @@
-"""Starts or resumes a run, and saves its checkpoints.
-
-Takes the parameters that the run starts from and its checkpoint directory; returns train states with the matching
-memory. Runs before the first turn, and after every turn that saves.
-"""
+"""Starts or resumes a run, and saves its checkpoints."""
 
 import dataclasses
 import json
@@ -29,8 +25,7 @@ from tango_jax.weights.workdir import BASE
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """A run between two turns, as its checkpoints hold it. `start_or_resume` makes the one that the turns begin with,
-    and run.py reads that; the output of a run (output.py) makes one for every checkpoint."""
+    """A run between two turns, as its checkpoints hold it."""
 
     states: States
     memory: Memory = Memory()
@@ -40,11 +35,7 @@ class RunState:
 
 
 def peek(checkpointer: Checkpointer, policies: dict[str, Policy]) -> Restored | None:
-    """The newest checkpoint without its states; None: there is none.
-
-    Raises:
-        ValueError: all checkpoints are damaged, or are of another model.
-    """
+    """The newest checkpoint without its states, or None. Raises ValueError if all are damaged, or of another model."""
     return checkpointer.peek(_abstract_states(policies))
 
 
@@ -55,8 +46,7 @@ def start_or_resume(
     """Return the newest checkpoint, or train states initialised from `start_params`.
 
     Args:
-        start_params: by role, what stage 1 ended with. It is emptied, so that the devices do not hold it beside the
-            states.
+        start_params: by role, what stage 1 ended with. It is emptied, so that devices do not hold it twice.
         newest: what `peek` found.
 
     Raises:
@@ -119,7 +109,7 @@ def _abstract_states(policies: dict[str, Policy]) -> States:
 
 def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task) -> dict[str, str]:
     """What a run depends on beside its settings, {what: digest}: the parameters that each role starts from, the base of
-    its adapters, and what is in the files of problems and of prompts."""
+    its adapters, problems and prompts."""
     bases = {f"{role}{BASE}": tree_fingerprint(split(start_params[role])[1])
              for role, policy in policies.items() if policy.model_config.lora}  # fmt: skip
     return bases | {role: tree_fingerprint(start_params[role]) for role in policies} | {
@@ -153,11 +143,7 @@ def _changed(name: str, config: ConfigDict) -> str:
 
 
 def read_finished(config: ConfigDict, workdir: Path, console: Console) -> dict | None:
-    """Log and return the summary of a finished run, or return None if it is not finished.
-
-    Raises:
-        ValueError: it was made with other settings, or another method.
-    """
+    """Log and return the summary of a finished run, or None. Raises ValueError for other settings."""
     if not hosts.from_first(is_finished(workdir)):
         return None
     check_config(config, workdir / "config.json", may_move=ANY_PLACE)

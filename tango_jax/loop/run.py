@@ -1,7 +1,6 @@
 """A whole run: configuration -> two policies -> stage 1 -> turns of both roles -> results.
 
-Takes a validated configuration and a workdir; writes the workdir's files and returns the summary. If interrupted at any
-moment, the same call resumes where it stopped, bit for bit.
+If interrupted at any moment, the same call resumes where it stopped, bit for bit.
 """
 
 import dataclasses
@@ -59,8 +58,7 @@ def run_or_resume(
     """Run everything and return the summary. `policies`: reused from an earlier run with the same role settings.
 
     Raises:
-        ValueError: a user error (settings, another run's folder, a checkpoint that does not match), or another process
-            is using this folder.
+        ValueError: settings, a folder or a checkpoint that does not match; or another run uses the folder.
         FloatingPointError: a loss is not finite; the message has the turn, the role and the metrics.
         Preempted: SIGTERM was received; the state is saved.
     """
@@ -78,8 +76,7 @@ def run_stages(
     preemption: hosts.Preemption, compiles: CompileCounter,
 ) -> dict:
     """See `run_or_resume`; the workdir is locked and not finished."""
-    # What the run consists of. Nothing is written yet: this reads settings, data and checkpoints, and finds the errors
-    # that would otherwise end the run after minutes of stage 1 and compilation.
+    # What the run consists of. Nothing is written yet: errors in settings, data and checkpoints are found here.
     check_config(config, workdir / "config.json", may_move=ANY_PLACE)
     provenance = begin(config, workdir, console)
     began = time.monotonic()
@@ -121,7 +118,8 @@ def run_stages(
     ):
         context = dataclasses.replace(context, show_fn=preemption.ends_sampling(progress.show))
         output = RunOutput(context, schedule, log, dump, checkpointer, progress, fingerprints, workdir, began)
-        states = run_turns(context, schedule, pool, start, output, preemption)
+        with preemption.held():
+            states = run_turns(context, schedule, pool, start, output, preemption)
         progress.begin("evaluation for the transcripts")
         final = evaluate_roles(context, states, pool[:1])
 
@@ -130,21 +128,17 @@ def run_stages(
     if hosts.is_first():
         rows, seconds = read_metrics(workdir / "metrics.jsonl"), time.monotonic() - began
         summary = write_results(
-            config, workdir, rows, final.solutions, final.verifications, compiles.after_warmup, seconds, fingerprints
+            config, workdir, rows, final.solutions, final.verifications, len(compiles.late()), seconds, fingerprints
         )
-    if compiles.after_warmup:
-        console.log(f"warning: compiled after warm-up: {[item.name for item in compiles.late()]}")
+    if compiles.late():
+        console.log(f"warning: compiled after warm-up: {compiles.late()}")
     summary = hosts.from_first(summary)
     describe_results(console, config, workdir, summary)
     return summary
 
 
 def rehearsed(config: ConfigDict, policies: dict[str, Policy]) -> tuple[Method, Task]:
-    """The method and the task of a run, each tried with the other.
-
-    Raises:
-        ValueError: see `make_task` and `load_method`.
-    """
+    """The method and the task of a run, each tried with the other. Raises as `make_task` and `load_method`."""
     method = load_method(config)
     further = {role: method.further_prompts(role) for role in ROLES}
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()}, further)
@@ -159,7 +153,7 @@ def run_turns(
     context: RunContext, schedule: Schedule, pool: list[Solution], start: RunState, output: RunOutput,
     preemption: hosts.Preemption,
 ) -> States:
-    """Run the remaining turns of the schedule, with evaluations and checkpoints on the way; return the last states.
+    """Run the remaining turns of the schedule, with evaluations and checkpoints; return the last states.
 
     Raises:
         FloatingPointError: a metric is not finite.
@@ -180,7 +174,6 @@ def run_turns(
             done = turns_done(context.config.rl, place, result.memory)
             states, memory = result.states, result.memory.replace(turn=done)
             owes_evaluation, is_saved = is_evaluation_due(context.config, schedule, done - 1), False
-            preemption.unsaved()
             output.write_turn(place, result, began, done)
             preemption.check()
             if owes_evaluation:
@@ -190,7 +183,6 @@ def run_turns(
             if done // save_every > place.index // save_every or done == schedule.num_turns:
                 output.save(states, memory, owes_evaluation)
                 is_saved = True
-                preemption.saved()
     except hosts.Preempted:
         if not is_saved:
             output.save(states, memory, owes_evaluation)
@@ -201,11 +193,7 @@ def run_turns(
 def run_evaluation(
     context: RunContext, states: States, pool: list[Solution], turns_done: int, output: RunOutput
 ) -> None:
-    """Evaluate both roles after the given number of turns, and write the result.
-
-    Raises:
-        FloatingPointError: logits are not finite.
-    """
+    """Evaluate both roles after the given number of turns, and write the result."""
     output.progress.begin("evaluation")
     with output.explained(f"the evaluation after turn {turns_done}"), context.timer("evaluate"):
         measured = evaluate_roles(context, states, pool)

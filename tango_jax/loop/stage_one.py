@@ -1,9 +1,7 @@
 """Stage 1, supervised fine-tuning: each policy learns the text format from examples; the loss covers responses only.
 
-Takes policies, a task with text to imitate, and a workdir; returns the parameters that reinforcement learning starts
-from and writes checkpoints of each role under WORKDIR/sft. Checkpoints of another run can be used instead
-(`init_from`). One policy in both roles learns the generator's text first, and then both in each batch, so that it does
-not forget how to solve while it learns to judge.
+Checkpoints of each role are in WORKDIR/sft; those of another run can be used instead (`init_from`). One policy in both
+roles learns the generator's text first, and then both in each batch.
 """
 
 import hashlib
@@ -24,7 +22,7 @@ from tango_jax.records import Batch, TrainState, with_base
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.supervised import Sft, make_sft
 from tango_jax.runtime import hosts, rng
-from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, check_arrays, peek_meta, read_state
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored, peek_meta, read_state
 from tango_jax.runtime.console import Console, Stage
 from tango_jax.runtime.trees import first_not_finite, tree_fingerprint
 from tango_jax.sharding.layouts import fetch, with_shardings
@@ -37,14 +35,12 @@ from tango_jax.weights.source import kind_of
 
 # Training has diverged if the held-out loss exceeds this multiple of the loss of uniform guessing.
 DIVERGED = 10
-# Seconds between checkpoints at the most, so that a kill costs no more, however slow a step is; a save that takes long
-# is not repeated before SAVE_SHARE times as long has passed.
+# Seconds between checkpoints at the most; a slow save is not repeated before SAVE_SHARE times as long has passed.
 SAVE_S, SAVE_SHARE = 120.0, 20
 
 
 class SftProgress(NamedTuple):
-    """Progress of the stage 1 of a role: what its checkpoints hold beside the state. Only this file makes and reads
-    it."""
+    """Progress of the stage 1 of a role: what its checkpoints hold beside the state."""
 
     step: int = 0  # updates made
     heldout_loss: float = math.inf  # nats per response token, at the last evaluation
@@ -53,7 +49,7 @@ class SftProgress(NamedTuple):
 
 
 class SftRun(NamedTuple):
-    """What does not change in the stage 1 of one role. `run_sft` makes it; the functions below read it."""
+    """What does not change in the stage 1 of one role."""
 
     policy: Policy
     jitted: Sft
@@ -89,7 +85,7 @@ def run_stage_one(
     ended, bases, weights, base_of = {}, {}, {}, {}
     for role, policy in policies.items():  # before the stage 1 of another role
         if init_from := config[role].init_from:
-            check_arrays(*_sft_arrays(policy, init_from), part=("params",))
+            peek_meta(*_sft_arrays(policy, init_from), part=("params",))
     for number, (role, policy) in enumerate(policies.items(), 1):
         preemption.check()
         # Not policy.config: runs that share policies may differ in their starting points.
@@ -201,6 +197,7 @@ def run_sft(
                 directory, config, console, offset, f"sft {policy.role}", workdir / "config.json", provenance
             ) as writer,
             console.stage(title, total=sft.steps, done=done.step) as bar,
+            preemption.held(),
         ):
             state, done = _make_updates(run, state, base or {}, done, writer, bar, preemption)
     if done.left_out:
@@ -220,7 +217,7 @@ def _make_updates(
     run: SftRun, state: TrainState, base: dict, done: SftProgress, writer: RunLog, bar: Stage,
     preemption: hosts.Preemption,
 ) -> tuple[TrainState, SftProgress]:
-    """Return (state, progress) after `sft.steps`; every saved state has a finite loss and finite parameters."""
+    """Return (state, progress) after `sft.steps`."""
     policy, jitted, checkpointer = run.policy, run.jitted, run.checkpointer
     sft, role = policy.config.sft, policy.role
     heldout = heldout_batch(policy, run.task, run.rehearsed)
@@ -232,7 +229,6 @@ def _make_updates(
         if pending is not None:  # read the previous step's loss while this step runs
             train_loss = _finite_loss(run, step - 1, pending)
         pending, left_out = metrics["loss"], done.left_out + unfit
-        preemption.unsaved()
         is_last, must_stop = step == sft.steps, preemption.is_due()
         is_logged = step % sft.eval_every == 0 or is_last
         is_overdue = hosts.from_first(time.monotonic() - saved_at > max(SAVE_S, SAVE_SHARE * save_s))
@@ -255,7 +251,6 @@ def _make_updates(
             checkpointer.save(step, state, meta | {"is_full": not policy.trains_adapters})
             if must_stop:
                 raise hosts.Preempted
-            preemption.saved()
             saved_at = time.monotonic()
             save_s = saved_at - save_began
     return state, done
@@ -291,9 +286,8 @@ def _breakdown(run: SftRun, step: int, what: str) -> FloatingPointError:
 
 
 def _made_from(policy: Policy, task: Task, start_params: Any, base: dict | None) -> dict[str, str]:
-    """What stage 1 depends on beside its settings, {what: digest}: the text to imitate, the parameters that it is given
-    to start from, and the base of adapters. Of examples that a function makes, those of the first step stand for
-    all."""
+    """What stage 1 depends on beside its settings, {what: digest}: the text to imitate, for which the examples of the
+    first step stand, the parameters that it starts from, and the base of adapters."""
     first = sft_pairs(policy, task, "train", 0, policy.config.sft.batch_size)
     tokens = json.dumps([(prompt, response.tolist()) for prompt, response in first])
     examples = hashlib.sha256(f"{task.sft_fingerprint}\n{tokens}".encode()).hexdigest()
@@ -324,12 +318,8 @@ def _sft_arrays(policy: Policy, source: str) -> tuple[Path, Any]:
 
 
 def load_sft(policy: Policy, source: str) -> Restored:
-    """Load what stage 1 trained from another run's workdir, all parameters or adapters, after verifying the manifest.
-
-    Raises:
-        ValueError: there is none, or it is damaged, has another architecture, is unfinished, failed a gate
-            (`init_from.check_stage_one`).
-    """
+    """Load what stage 1 trained in another run's workdir, all parameters or adapters. Raises ValueError, see
+    `read_state` and `check_stage_one`."""
     restored = read_state(*_sft_arrays(policy, source), part=("params",))
     check_stage_one(policy.role, policy.config.sft, source, restored.step, restored.meta)
     return restored

@@ -1,7 +1,6 @@
-"""One turn of either role: a method's function samples and rewards, and the policy of the role is updated.
+"""One turn of either role: a method's function (method/tango.py) samples and rewards, and the policy is updated.
 
-Turns are stateless: a turn takes the two train states and the memory and returns new ones. What happens in it is a
-function of the method (method/tango.py); this file samples for it, and makes the update.
+A turn takes the two train states and the memory and returns new ones.
 """
 
 import dataclasses
@@ -37,8 +36,7 @@ PHASES = {"generator": ("sample", "grade"), "verifier": ("verify", "verify")}
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-    """What turns and evaluations of a run read. `run.run_stages` makes it before it compiles, and gives it the
-    console's `show_fn` when stage 2 begins; this file, measure.py, compilation.py and output.py read it."""
+    """What turns and evaluations of a run read."""
 
     config: ConfigDict
     task: Task
@@ -50,8 +48,7 @@ class RunContext:
 
 
 def run_turn(context: RunContext, states: States, memory: Memory, place: Place) -> TurnResult:
-    """Run one turn of the schedule: make the Turn, call the method's function, check its lesson, add the terms up,
-    update the policy.
+    """Run one turn of the schedule.
 
     Raises:
         ValueError: what the function returned is no lesson, or differs between processes.
@@ -118,7 +115,7 @@ class PolicyWork:
 
 
 def _own_shards(array: jax.Array | np.ndarray) -> list[np.ndarray]:
-    """The parts of an array that are on this process's devices, in the order of the devices."""
+    """The parts of an array on this process's devices, in their order."""
     if isinstance(array, np.ndarray):
         return [array]
     shards = sorted(array.addressable_shards, key=lambda shard: shard.device.id)
@@ -130,10 +127,7 @@ def respond(
     is_greedy: bool = False, prompt: Prompt | None = None,
 ) -> Responses:  # fmt: skip
     """Sample (or decode greedily) `group_size` responses of a role to its prompt about each parent, or to another.
-
-    Raises:
-        Broken: in every process, if the logits were not finite in any of them.
-    """
+    Raises Broken in every process if logits are not finite."""
     prompt, policy, timer = prompt or OWN[role], context.policies[role], context.timer
     (first, last), (sample_phase, read_phase) = hosts.own_range(len(parents)), PHASES[role]
     with timer(sample_phase):
@@ -165,7 +159,6 @@ def respond(
 
 
 def _show_ended(show_fn: Callable[[str], None], prompt: Prompt, total: int) -> Callable[[int], None]:
-    """Show that none of this process's responses has ended yet, and return what shows how many have."""
     names = {"generator": "solutions", "verifier": "verifications"}
     what, share = names.get(prompt.name, f"{prompt.name} responses"), "" if hosts.is_alone() else " of this process"
 
@@ -177,7 +170,6 @@ def _show_ended(show_fn: Callable[[str], None], prompt: Prompt, total: int) -> C
 
 
 def _sample(context: RunContext, policy: Policy, weights: Any, request: SampleRequest) -> Rollout:
-    """Sample responses to this process's prompts; there may be none."""
     with context.timer("reshard"):  # concerns every process, also one without a prompt
         laid_out = jax.block_until_ready(policy.sampler.layout(weights))
     rollout, mistake = Rollout((), (), np.zeros(0, bool), 0, 0), ""
@@ -193,7 +185,6 @@ def _sample(context: RunContext, policy: Policy, weights: Any, request: SampleRe
 
 
 def _gather_rollout(rollout: Rollout) -> Rollout:
-    """Join the rollouts of all processes."""
     return Rollout(
         tokens=tuple(hosts.join_parts(rollout.tokens)),
         logps=tuple(hosts.join_parts(rollout.logps)),

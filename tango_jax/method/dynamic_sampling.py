@@ -1,7 +1,7 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal are replaced by others.
 
-Takes batches of responses, each to the same number of problems; returns one batch of that size. Metrics are averaged
-over all batches. Only what is trained on, and what is sampled after it, is of the chosen groups alone.
+Takes batches of responses, each to the same number of problems; returns one batch of that size. Metrics are of all
+batches.
 """
 
 import dataclasses
@@ -21,8 +21,7 @@ Chosen = Sequence[tuple[int, int]]  # (batch, place of a problem in it)
 
 
 class Batch(NamedTuple):
-    """All responses that go back to the same P problems, by calls; and those that are trained on, with their
-    rewards."""
+    """All responses that go back to the same P problems, by calls; and those that are trained on."""
 
     problems: list[Problem]
     sampled: list[Responses]
@@ -43,8 +42,7 @@ class Batch(NamedTuple):
 
 
 def chosen_batch(batches: Sequence[Batch], role: str) -> tuple[Batch, dict[str, float]]:
-    """The problems with a signal in the order in which they were sampled, filled up with others if there are too few;
-    and metrics of the sampling."""
+    """The problems with a signal as they were sampled, filled up with others if there are too few; and metrics."""
     num_problems = len(batches[0].problems)
     everyone = [(number, place) for number in range(len(batches)) for place in range(num_problems)]
     useful = [(number, place) for number, place in everyone if batches[number].has_signal[place]]

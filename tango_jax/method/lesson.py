@@ -58,8 +58,7 @@ def _check_reward(reward: Any, count: int) -> None:
 
 
 def digest_of(lesson: Lesson, adv_BT: np.ndarray) -> int:
-    """A number that tells one result of a turn from another: processes, and two calls with the same responses, must
-    have the same."""
+    """A number that tells one result of a turn from another."""
     memory = repr(lesson.memory.stored()) if lesson.memory else ""
     digest = zlib.crc32(memory.encode())
     for part in (np.ascontiguousarray(lesson.reward.reward_B, np.float32), np.ascontiguousarray(adv_BT)):

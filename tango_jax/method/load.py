@@ -1,8 +1,7 @@
 """What a run's settings name of its method, loaded once and rehearsed.
 
-A role's `loss.algorithm` (rl/algorithms.py), `loss.term` (rl/losses.py) and `reward` (rl/own_reward.py) name functions
-of a user, and so may the arm (own_arm.py). Whatever they raise becomes a ValueError of one line. Of several processes,
-each calls a turn's function with the same responses, which must have the same result.
+A role's `loss.algorithm` (rl/algorithms.py), `loss.term` (rl/loss_term.py) and `reward` (rl/own_reward.py) and the arm
+(own_arm.py) may name functions of a user, whose errors become a ValueError of one line.
 """
 
 from collections.abc import Callable, Mapping
@@ -95,8 +94,7 @@ def load_method(config: ConfigDict, task: Task | None = None, is_checked: bool =
     """Load all that the configuration names, and rehearse the turns.
 
     Args:
-        task: the run's, with whose problems functions of users are tried; None: a made-up one, and rewards are not
-            tried.
+        task: with whose problems functions of users are tried; None: a made-up one, and rewards are not tried.
         is_checked: False: the settings need not suit the turns yet.
 
     Raises:
@@ -126,7 +124,6 @@ def _is_own(turn: TurnFunction) -> bool:
 
 
 def _named(config: ConfigDict, role: str, turn: TurnFunction, is_own: bool) -> Callable[[Turn], Lesson]:
-    """The function with its setting in front of its errors; of a user's, with the line."""
     function = UserFunction("arm", f"{config.arm}, the {role}'s turn", turn)
 
     def named_turn(t: Turn) -> Lesson:
@@ -194,11 +191,8 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, mistakes: M
 
 
 def check_task(config: ConfigDict, method: Method, task: Task) -> None:
-    """Check that the task has what the method needs.
-
-    Raises:
-        ValueError: it has no step labels or no curriculum, or its grader does not go by `problem.answer`.
-    """
+    """Raise ValueError if the task lacks what the method needs: step labels, a curriculum, a grader that goes by
+    `problem.answer`."""
     needed = {"step labels": ("gold_steps", method.arm.needs_gold_steps),
               "a curriculum": ("curriculum_problem", "curriculum" in method.streams)}  # fmt: skip
     for what, (field, is_needed) in needed.items():

@@ -8,8 +8,7 @@
         return lesson
     mine = dataclasses.replace(ARMS["tango"], label="mine", turns=ARMS["tango"].turns | {"generator": solve})
 
-`--config.arm=my.py:mine` trains it. The look and the roles of an arm are stored with the run, and read from there by
-whatever draws or compares runs.
+`--config.arm=my.py:mine` trains it. What draws or compares runs reads the look and the roles stored with each.
 """
 
 import dataclasses
@@ -31,16 +30,12 @@ def arm_name(text: str) -> str:
 
 
 def arm_of(config: ConfigDict) -> Arm:
-    """The record of a run's arm. Raises ValueError, see `load_arm`."""
+    """The record of a run's arm. Raises as `load_arm`."""
     return load_arm(config.arm)
 
 
 def load_arm(text: str, key: str = "arm") -> Arm:
-    """The record that a setting names.
-
-    Raises:
-        ValueError: there is no such arm; or a field of a user's record is mistaken.
-    """
+    """The record that a setting names. Raises ValueError if there is none, or a user's is mistaken."""
     if text in ARMS:
         return ARMS[text]
     if not is_user_code(text):
@@ -97,11 +92,8 @@ def stored_arm(text: str) -> dict[str, Any]:
 
 
 def read_arm(stored: Mapping[str, Any]) -> Arm:
-    """The record that `stored_arm` made a mapping of. It can be drawn and compared; its turns cannot be run.
-
-    Raises:
-        ValueError: it lacks something.
-    """
+    """The record of which `stored_arm` made a mapping. It can be drawn and compared; its turns cannot be run. Raises
+    ValueError if it is damaged."""
     try:
         fields = {field.name: stored[field.name] for field in dataclasses.fields(Arm) if field.name in stored}
         return Arm(**fields | {"look": Look(**stored["look"]), "turns": dict.fromkeys(stored["turns"], _not_stored)})

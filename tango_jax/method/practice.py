@@ -1,9 +1,7 @@
 """Which problems the verifier practises on, as the generator gets better (`rl.practice`).
 
-In: the next problems of the verifier's stream, and how often the generator was right on problems of each size; out:
-those of which it should get half right, which teach a verifier most: where nearly all solutions are wrong, or right,
-one verdict for all is the best answer. Stage: before the calls of a verifier's turn. This is an addition to the
-published method, which takes all problems as they come (`rl.practice=all`).
+It chooses those of which the generator should get half right: where nearly all solutions are wrong, or right, one
+verdict for all is the best answer. The published method takes all problems as they come (`rl.practice=all`).
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """A rehearsal: a turn's function is run on made-up responses, before anything long begins.
 
-As `jax.eval_shape` runs a function on shapes, this finds out what a turn will do: which calls it makes, with how many
-prompts and samples, what it trains on, which problems it draws. Compilation, planning, stage 1 and validation read that
-report, and a function of a user that fails does so here.
+It finds out which calls a turn makes, with how many prompts and samples, what it trains on, which problems it draws.
+Compilation, planning, stage 1 and validation read that. A function of a user that fails does so here.
 """
 
 import functools
@@ -74,8 +73,7 @@ def rehearse(
     """Run the turn of a role in all SCENARIOS.
 
     Raises:
-        ValueError: what it returns does not fit; its calls or their sizes depend on the responses, and it does not say
-            `at_most`; or two calls with the same responses have different results.
+        ValueError: what it returns does not fit, its calls depend on the responses, or it is no function of them.
     """
     config = _with_short_responses(config)
     runs = {name: _run(turn_fn, role, config, algorithm, task, own_reward, kinds) for name, kinds in SCENARIOS.items()}
@@ -100,7 +98,7 @@ def rehearse(
 
 
 def _with_short_responses(config: ConfigDict) -> ConfigDict:
-    """The settings with limits that made-up responses keep within: arrays over the tokens of a real turn are large."""
+    """Shorter limits: arrays over the tokens of a real turn are large."""
     short = config.copy_and_resolve_references()
     for role in ROLES:
         short[role].max_response = min(config[role].max_response, LONGEST)
@@ -213,6 +211,6 @@ def _verification(kind: str, num_steps: int, format_score: float, most: int) -> 
 
 
 def _token_ends(text: str, most: int) -> tuple[int, ...]:
-    """The text in at most `most` tokens, of a character each where these are enough; an empty one is a stop token."""
+    """The text in at most `most` tokens, of a character each where these are enough."""
     count = max(min(len(text), most), 1)
     return tuple(len(text) * (number + 1) // count for number in range(count))

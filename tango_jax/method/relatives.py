@@ -1,8 +1,7 @@
-"""Relatives of RL Tango: one policy in both roles, second tries, labels by majority, a teacher, judged verifications.
+"""Relatives of RL Tango: second tries, labels by majority, a teacher, judged verifications.
 
-self_verify, one policy that learns to solve and to verify its own solutions in turns, needs no turn of its own
-(arms.py): Self-Verification (arXiv 2506.01369), Learning to Self-Verify (arXiv 2602.07594); RISE (arXiv 2505.13445) has
-both kinds of rows in one batch.
+self_verify, one policy in both roles, is in arms.py: Self-Verification (arXiv 2506.01369), Learning to Self-Verify
+(arXiv 2602.07594); RISE (arXiv 2505.13445) has both kinds of rows in one batch.
 """
 
 import dataclasses
@@ -27,9 +26,8 @@ IMPROVEMENT_WEIGHT, TEACHER_WEIGHT = 0.5, 0.5
 
 def solve_twice(t: Turn) -> Lesson:
     """The generator solves again where the verdict on its first try is INCORRECT, and sees both (PAG, arXiv
-    2506.10406). Both tries are trained on; their rewards are normalised over all tries of a problem, as in
-    Critique-GRPO (arXiv 2506.03106), which only centres them and weighs right second tries by how unlikely they are.
-    """
+    2506.10406). Both tries are trained on, with rewards normalised over all tries of a problem, as in Critique-GRPO
+    (arXiv 2506.03106)."""
 
     def both_tries(problems: list) -> tuple[Responses, Rewards]:
         first = t.sample("generator", problems, t.rl.samples_per_prompt)
@@ -63,8 +61,8 @@ def second_try_reward(t: Turn, tries: Responses) -> Rewards:
 
 
 def second_try_metrics(first: Sequence[Solution], second: Sequence[Solution]) -> dict[str, float]:
-    """How many solutions are tried again, what becomes of them, and the accuracy when second tries take their place; by
-    the grade, whatever training takes for it."""
+    """How many solutions are tried again, what becomes of them, and the accuracy with second tries in their place; by
+    the grade."""
     gains = [int(one.is_correct) - int(one.after.of.is_correct) for one in second]
     counts = {"share": len(gains), "mended": gains.count(1), "broken": gains.count(-1),
               "final_accuracy": sum(one.is_correct for one in first) + sum(gains)}  # fmt: skip
@@ -113,11 +111,8 @@ def judge_without_labels(t: Turn) -> Lesson:
 
 
 def majority_labelled(t: Turn, solutions: Responses) -> tuple[Responses, dict[str, float]]:
-    """A solution is right if its answer is the most frequent one of its problem (TTRL, arXiv 2504.16084).
-
-    Answers are counted by their text, the first of several as frequent; all that the task's comparison finds equal to
-    the most frequent one are right, and none is where no sample has an answer.
-    """
+    """A solution is right if its answer is the most frequent one of its problem (TTRL, arXiv 2504.16084). Answers are
+    counted by their text, and then compared with the most frequent one by the task's grader."""
     answers, M = [(answer_of(solution.text) or "").strip() for solution in solutions], solutions.group_size
     counts = [Counter(filter(None, answers[first : first + M])) for first in range(0, len(answers), M)]
     majorities = [count.most_common(1)[0][0] if count else "" for count in counts for _ in range(M)]
@@ -134,9 +129,8 @@ def majority_labelled(t: Turn, solutions: Responses) -> tuple[Responses, dict[st
 
 
 def one_of_either_label(solutions: Responses, minibatches: int) -> list[Solution]:
-    """One solution of each problem, labelled right and labelled wrong by turns, where a problem has one: a verifier
-    that saw the majority's answers alone would learn to accept. Problem i goes to minibatch i mod n, and each minibatch
-    alternates, too. Dynamic sampling chooses among the problems afterwards, and may leave more of one label."""
+    """One solution of each problem, labelled right and wrong by turns, where a problem has one: a verifier that saw the
+    majority's answers alone would learn to accept. Problem i goes to minibatch i mod n, which alternates, too."""
     label_PM = right_B(solutions).reshape(-1, solutions.group_size)
     is_wanted_P = np.arange(len(label_PM)) // minibatches % 2 == 0
     sample_P = np.argmax(label_PM == is_wanted_P[:, None], axis=1)  # the first; sample 0 where there is none
@@ -150,9 +144,8 @@ def judge_informed(t: Turn) -> Lesson:
         A_t = A_t(verdict) + TEACHER_WEIGHT clip(log p_0(y_t | answer shown) - log p(y_t), -c, c)
 
     with c = MAX_NATS and p_0 the reference policy, the verifier at the start of reinforcement learning: the policy
-    gradient of each next token's reverse KL to the teacher, clipped; what a token does to the KL of later ones is left
-    out. As the code of 2601.18734 recommends, the teacher does not move: one with the student's weights would, and
-    nothing would keep the two from degrading together (configs/results/family.md).
+    gradient of each next token's reverse KL to the teacher, clipped. The teacher does not move, as the code of
+    2601.18734 recommends.
     """
     lesson = tango.judge(t)
     judged, is_action_BT = lesson.responses, action_mask(t.config.verifier, lesson.responses.rollout)
@@ -189,8 +182,7 @@ def twice_judged_reward(t: Turn, judged: Responses, rated: Responses) -> Rewards
     """format x correctness x quality (DeepSeekMath-V2, arXiv 2511.22570).
 
     The quality of a verification is the share of its remarks that the second judgement accepts, and 0 where that does
-    not judge each of them. There a meta-verifier is trained on ratings by people; here the verifier judges its own
-    verification, as stage 1 taught it to, and is not trained on that.
+    not judge each of them. The verifier learns to give second judgements in stage 1 alone.
     """
     correctness_B = verdict_reward(judged, t.rl).terms[0].value
     format_B = np.array([verification.format_score for verification in judged], np.float32)

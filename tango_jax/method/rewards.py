@@ -16,10 +16,8 @@ Labels = Sequence[tuple[bool | None, ...] | None]  # of each step of B solutions
 
 
 def graded(t: Turn, solutions: Responses) -> tuple[Responses, Rewards]:
-    """The generator's reward: whether the grader accepts the answer, and the format score.
-
-    A solution that has a label is rewarded by that. The metric is the share that the grader accepts all the same.
-    """
+    """The generator's reward: whether the grader accepts the answer, and the format score. A label takes the place of
+    the grade in the reward, not in the metric."""
     return solutions, t.with_own_reward(solutions, outcome_reward(solutions, t.rl))
 
 
@@ -36,10 +34,7 @@ def outcome_reward(solutions: Sequence[Solution], rl: ConfigDict) -> Rewards:
 
 
 def agreement(t: Turn, judged: Responses) -> tuple[Responses, Rewards]:
-    """The verifier's reward: whether its verdict agrees with the grade, and the format score.
-
-    Labels take the place of grades in the reward, not in the metric, as in `graded`.
-    """
+    """The verifier's reward: whether its verdict agrees with the grade (or label), and the format score."""
     return judged, t.with_own_reward(judged, verdict_reward(judged, t.rl))
 
 
@@ -64,8 +59,8 @@ def right_B(solutions: Sequence[Solution]) -> np.ndarray:
 
 def judged_steps(t: Turn, solutions: Responses, judged: Responses, rejects_unmatched: bool = False
                  ) -> list[StepRewards]:
-    """Step rewards by the verifier's judgements, one for each verification of a solution. A solution has none where
-    judgements and steps do not match, unless those steps are to be rejected, nor where it was not judged."""
+    """Step rewards by the verifier's judgements, one for each verification of a solution; none where it was not judged,
+    or judgements and steps do not match, unless those steps are to be rejected."""
     unmatched = [(False,) * len(one.of.steps) if rejects_unmatched else None for one in judged]
     labels = [one.judgements if one.is_aligned else other for one, other in zip(judged, unmatched, strict=True)]
     row_of = {id(solution): row for row, solution in enumerate(solutions)}

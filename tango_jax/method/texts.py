@@ -33,12 +33,8 @@ def build_prompts(policy: Policy, prompt: Prompt, parents: Sequence) -> tuple[li
 def read_responses(
     prompt: Prompt, task: Task, tokenizer: Tokenizer, owners: Sequence, rollout: Rollout
 ) -> tuple[list[Solution] | list[Verification], dict[str, float]]:
-    """Decode, parse and grade this process's responses; `owners` has the parent of each. The records do not hold their
-    parents yet, which are not sent between processes (`with_parents`).
-
-    Returns:
-        The records, and counts to be summed over processes.
-    """
+    """Decode, parse and grade this process's responses; `owners` has the parent of each. Returns the records, without
+    their parents (`with_parents`), and counts to be summed over processes."""
     decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
     rows = zip(owners, decoded, rollout.is_truncated_B, strict=True)
     if prompt.role == "verifier":
@@ -63,7 +59,7 @@ def with_parents(records: Sequence, owners: Sequence) -> list:
 def make_solution(
     task: Task, problem: Problem, text: str, ends: Sequence[int], is_correct: bool, is_truncated: bool = False
 ) -> Solution:
-    """Parse one generator response; `ends` holds the number of characters complete after each token."""
+    """Parse one generator response; `ends`: the number of characters complete after each token."""
     parsed = parse_solution(text, task.min_steps)
     return Solution(
         problem=problem,
@@ -79,10 +75,7 @@ def make_solution(
 
 
 def make_verification(judged: Any, text: str, ends: Sequence[int], is_truncated: bool) -> Verification:
-    """Parse one verifier response; `ends` holds the number of characters complete after each token.
-
-    `judged`: a solution, whose steps are judged; a verification, whose blocks are; or, for prompts of users, anything
-    else, of which no steps are expected.
+    """Parse one verifier response about a solution, a verification, or anything else, of which no steps are expected.
     """
     steps = judged.steps if isinstance(judged, Solution) else getattr(judged, "blocks", ())
     parsed = parse_verification(text, len(steps), getattr(judged, "format_score", 1.0))

@@ -1,14 +1,13 @@
 """Step rewards weighted by the verifier's measured accuracy, and which solutions it judges.
 
-With `rl.trust` or `rl.judge`, `solve` of this file takes the place of tango.solve, and `remembering` adds to the turns
-of the verifier that their judgements are counted. This is an addition to the published method, in which the verifier
-judges all solutions and every judgement counts (`rl.judge=all`, `rl.trust=()`).
+With `rl.trust` or `rl.judge`, `solve` of this file takes the place of tango.solve, and `remembering` counts the
+judgements of the verifier's turns. In the published method the verifier judges all solutions and every judgement counts
+(`rl.judge=all`, `rl.trust=()`).
 
 The measure is the F1 score of accepting a solution, that is, of rejecting none of its steps, if one solution in twenty
-were right. It is high only where the verifier accepts most right solutions and hardly any wrong one, and it does not
-depend on how many the generator gets right. Only grades are needed: steps of a solution that the grader accepts are
-taken to be right. Trust is 0 up to the lower limit of `rl.trust`, 1 from the upper one on, and linear in between.
-The same measure, on the solutions of the verifier's own turns, tells when its warm-up is done (`rl.warmup_until`).
+were right. It needs grades alone: all steps of a right solution are taken to be right. Trust is 0 up to the lower limit
+of `rl.trust`, 1 from the upper one on, and linear in between. The same measure, on the solutions of the verifier's
+turns, ends its warm-up (`rl.warmup_until`).
 """
 
 import dataclasses
@@ -53,8 +52,7 @@ class Evidence(NamedTuple):
     practised_right: float = 0.0
 
     def after_solving(self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> "Evidence":
-        """The evidence after a generator's turn, with the grades of the solutions that were judged, and how many of
-        their steps were rejected."""
+        """The evidence after a generator's turn: grades of the judged solutions, and how many steps were rejected."""
         return Evidence(*_faded(self[:4], _counts(is_correct_B, num_steps_B, rejected_B), DECAY), *self[4:])
 
     def after_practice(self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> "Evidence":
@@ -65,15 +63,14 @@ class Evidence(NamedTuple):
     def rates(self, num_steps: float) -> tuple[float, float]:
         """(share of right solutions that are accepted, of wrong ones), of solutions of `num_steps` steps.
 
-        A right solution is accepted if none of its steps is rejected, which a verifier does to each alike. Until there
-        are right solutions, those of the verifier's turns tell how often; without any, all steps are taken to be
-        rejected. The share of wrong ones is one standard error above its estimate.
+        A right solution is accepted if none of its steps is rejected. Solutions of the verifier's turns are the prior;
+        without any, all steps count as rejected. The share of wrong ones is one standard error above its estimate.
         """
         rejected = (self.right_rejected + PRIOR * self._expected()) / (self.right_steps + PRIOR)
         return (1.0 - rejected) ** num_steps, _upper_share(self.wrong_accepted, self.wrong)
 
     def practised_rates(self) -> tuple[float, float]:
-        """The same of the solutions of the verifier's turns, which have as many steps as their problems ask for."""
+        """The same of the solutions of the verifier's turns."""
         num_steps = self.practised_steps / self.practised_right if self.practised_right else 1.0
         return (1.0 - self._expected()) ** num_steps, _upper_share(self.practised_accepted, self.practised_wrong)
 
@@ -94,15 +91,13 @@ def _faded(counts: Sequence[float], more: Sequence[int], decay: float) -> list[f
 
 
 def _upper_share(accepted: float, count: float) -> float:
-    """One standard error above the share that is accepted, to which half a solution is added, so that it is not 0
-    where none has been."""
+    """One standard error above the share that is accepted, with half a solution added, so that it is never 0."""
     count, share = count + 1.0, (accepted + 0.5) / (count + 1.0)
     return min(share + math.sqrt(share * (1.0 - share) / count), 1.0)
 
 
 def f1_of(rates: tuple[float, float], share_right: float = SHARE_RIGHT) -> float:
-    """F1 score of acceptance, 2 p s / (p s + (1 - p) b + p), where shares s of right and b of wrong solutions are
-    accepted, and a share p is right."""
+    """2 p s / (p s + (1 - p) b + p), where shares s of right and b of wrong solutions are accepted, and p are right."""
     of_right, of_wrong = rates
     accepted = share_right * of_right + (1.0 - share_right) * of_wrong
     return 2.0 * share_right * of_right / (accepted + share_right)
@@ -117,8 +112,7 @@ def trust_of(rates: tuple[float, float], limits: Sequence[float]) -> float:
 
 
 def solve(t: Turn) -> Lesson:
-    """tango.solve, in which a part of the solutions is judged, and the weight alpha of step rewards is multiplied by
-    the trust in the verifier."""
+    """tango.solve, in which some solutions are judged, and trust in the verifier multiplies the weight alpha."""
     solutions, reward = t.until_full(
         lambda problems: graded(t, t.sample("generator", problems, t.rl.samples_per_prompt))
     )
@@ -141,8 +135,8 @@ def solve(t: Turn) -> Lesson:
 
 
 def remembering(judge: Callable[[Turn], Lesson]) -> Callable[[Turn], Lesson]:
-    """A verifier's turn after which its judgements count in the measure. All that were sampled count: dynamic sampling
-    leaves out verifications that agree with each other, as most of a good verifier's do."""
+    """A verifier's turn after which its judgements count in the measure: all that were sampled, since dynamic sampling
+    leaves out verifications that agree with each other."""
 
     @functools.wraps(judge)
     def judge_and_remember(t: Turn) -> Lesson:
@@ -166,9 +160,8 @@ def warmup_metrics(rl: ConfigDict, place: Place, memory: Memory) -> dict[str, fl
 
 
 def turns_done(rl: ConfigDict, place: Place, memory: Memory) -> int:
-    """The number of turns of the schedule that are over with the one at `place`, given the memory after it. The rest of
-    a warm-up that has done its work is over as well: turns of the generator keep their numbers, and so draw what they
-    would have drawn."""
+    """The number of turns of the schedule that are over with the one at `place`. The rest of a warm-up that has done
+    its work is over as well: turns of the generator keep their numbers, and so their problems."""
     reached = warmup_metrics(rl, place, memory).get("verifier/warmup_trust", 0.0)
     return rl.warmup_steps if rl.warmup_until and reached >= rl.warmup_until else place.index + 1
 
@@ -193,14 +186,12 @@ class Choice(NamedTuple):
 def choose(
     rl: ConfigDict, is_correct_B: np.ndarray, has_signal_P: np.ndarray, rates: tuple[float, float]
 ) -> Choice:
-    """The solutions of a turn that the verifier judges: those of the groups whose step rewards count, and, where trust
-    is measured, some more for the measure alone, though never more than there are solutions to which trust matters.
+    """The solutions of a turn that the verifier judges: those of the groups whose step rewards count and, where trust
+    is measured, some more for the measure alone.
 
     Args:
-        rl: the settings `rl.*`.
-        is_correct_B: bool, the grades, P groups of M.
-        has_signal_P: bool, whether the outcomes of a group give an advantage.
-        rates: shares of right and of wrong solutions that the verifier has accepted so far (`Evidence.rates`).
+        has_signal_P: whether the outcomes of a group give an advantage.
+        rates: see `Evidence.rates`.
     """
     trust = trust_of(rates, rl.trust)
     group_size = len(is_correct_B) // len(has_signal_P)
@@ -216,7 +207,7 @@ def choose(
 
 
 def _rates(memory: Memory, solutions: Sequence[Solution]) -> tuple[float, float]:
-    """How often the verifier has accepted right and wrong solutions, at the mean number of steps of these."""
+    """`Evidence.rates` at the mean number of steps of these solutions."""
     return Evidence(*memory.evidence).rates(float(np.mean([len(solution.steps) for solution in solutions])))
 
 
@@ -227,8 +218,8 @@ def _only(rewards: StepRewards, counts_B: np.ndarray) -> StepRewards:
 
 
 def _verdicts(judged: Sequence[Verification]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Grades of the judged solutions, their numbers of steps, and how many of these are rejected. Judgements that do
-    not match the steps give no step reward, and so say nothing of those that do."""
+    """Grades of the judged solutions, their numbers of steps, and how many of these are rejected; without judgements
+    that do not match the steps, which give no step rewards."""
     judged = [verification for verification in judged if verification.is_aligned]
     return (right_B([one.of for one in judged]), np.array([len(one.of.steps) for one in judged], int),
             np.array([sum(step is False for step in one.judgements) for one in judged], int))  # fmt: skip

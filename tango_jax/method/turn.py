@@ -1,9 +1,8 @@
 """What a turn may do: sample, score and grade, draw problems, and read the settings, the schedule and the memory.
 
-A method is a function of a `Turn` to a `Lesson` (records.py), such as those of tango.py. It makes its calls in the same
-order whatever the data are: only the number of parents may depend on them. So a rehearsal (rehearsal.py) knows what a
-run has to compile, and random numbers do not depend on what other arms do: with one seed, arms see the same problems
-and draw the same numbers at the same step.
+A method is a function of a `Turn` to a `Lesson` (records.py), such as those of tango.py. It makes the same calls
+whatever the data are: only the number of parents may depend on them. So a rehearsal (rehearsal.py) knows what to
+compile, and with one seed all arms see the same problems and random numbers at the same step.
 """
 
 import dataclasses
@@ -65,16 +64,12 @@ class Advantages:
         self._key, self._is_own = f"{role}.loss.algorithm", is_user_code(config.loss.algorithm)
 
     def outcome(self, reward: Rewards, responses: Responses) -> np.ndarray:
-        """The advantage of each response, on all of its tokens.
-
-        Raises:
-            ValueError: groups of different sizes, which the algorithm does not compare.
-        """
+        """The advantage of each response, on all of its tokens. Raises ValueError for groups of different sizes, if the
+        algorithm does not compare them."""
         return self._by_group(self.algorithm.outcome_fn, responses, reward.reward_B)
 
     def step(self, rewards: StepRewards, responses: Responses) -> np.ndarray:
-        """The advantage of each token by the rewards of the steps, in the form of `loss.step_norm`. Raises ValueError,
-        see `outcome`."""
+        """The advantage of each token by the rewards of the steps (`loss.step_norm`); raises as `outcome`."""
         if self.config.loss.step_norm == ELEMENTS:
             return self._by_group(self.algorithm.step_fn, responses, rewards.reward_BT, rewards.is_end_BT)
         form_fn = functools.partial(step_advantage_BT, self.config.loss.step_norm, self.config.loss.algorithm)
@@ -82,7 +77,6 @@ class Advantages:
         return self._by_group(form_fn, responses, rewards.reward_BT, rewards.is_end_BT, is_right_B)
 
     def _by_group(self, equation: Callable[..., np.ndarray], responses: Responses, *rows: np.ndarray) -> np.ndarray:
-        """An equation on groups of one size together, on groups of several sizes one by one."""
         is_action_BT, loss = action_mask(self.config, responses.rollout), self.config.loss
         if not responses.is_joined:
             return self._called(equation, *rows, is_action_BT, responses.group_size, loss)
@@ -96,7 +90,6 @@ class Advantages:
         return adv_BT
 
     def _called(self, equation: Callable[..., np.ndarray], *args: Any) -> np.ndarray:
-        """Call an equation; what is wrong with one of a user names the setting and the line."""
         if not self._is_own:
             return equation(*args)
         function, shape = UserFunction(self._key, self.config.loss.algorithm, equation), args[-3].shape
@@ -108,7 +101,7 @@ class Advantages:
         return adv_BT.astype(np.float32)
 
     def has_signal_P(self, reward_B: np.ndarray, responses: Responses) -> np.ndarray:
-        """Whether any response of a group has an outcome advantage by these rewards, bool, one for each group."""
+        """bool, whether any response of a group has an outcome advantage by these rewards."""
         signal_fn = self.algorithm.has_signal_fn
         if self._is_own:
             signal_fn = UserFunction(self._key, self.config.loss.algorithm, signal_fn).call
@@ -143,8 +136,7 @@ class Turn:
         """`samples` responses of a role to its prompt about each parent, decoded, parsed and graded.
 
         Args:
-            parents: problems of the generator's prompt, solutions of the verifier's; of other prompts, what these are
-                about (text/prompts.py).
+            parents: problems for the generator's prompt, solutions for the verifier's; for others see text/prompts.py.
             at_most: the most parents that there can be, where their number depends on data. There may be none.
 
         Raises:
@@ -185,15 +177,11 @@ class Turn:
     def until_full(
         self, sample_fn: Callable[[list[Problem]], tuple[Responses, Rewards]], stream: str = "train"
     ) -> tuple[Responses, Rewards]:
-        """The responses that are trained on, with their rewards. With `rl.dynamic_sampling` (DAPO, arXiv 2503.14476),
-        more batches of problems are drawn until enough of them have responses whose rewards differ.
+        """The responses to `rl.prompts_per_step` problems, with their rewards. With `rl.dynamic_sampling` (DAPO, arXiv
+        2503.14476), more batches are drawn until so many problems have responses whose rewards differ.
 
         Args:
             sample_fn: problems -> (responses to train on, their rewards). It may make several calls.
-
-        Returns:
-            Those to `rl.prompts_per_step` problems: with a signal in the order in which they were sampled, filled up
-            with others where there are too few.
         """
         site, batches, most = self._site(stream), [], 1 + self.rl.dynamic_sampling
         before = self.sampled
@@ -212,8 +200,7 @@ class Turn:
         return chosen.responses, chosen.reward
 
     def everything(self, name: str) -> list[Responses]:
-        """All that was sampled to prompts of this name, before dynamic sampling chose from it: statistics of a role
-        are taken of this."""
+        """All that was sampled to prompts of this name, before dynamic sampling chose from it."""
         return [one for one in self._everything if one.name == name]
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
@@ -273,7 +260,7 @@ def cursors_after(rl: ConfigDict, cursors: Mapping[str, int], draws: Mapping[str
 
 
 def problems_of_a_draw(rl: ConfigDict, stream: str) -> int:
-    """The problems that are set apart for a draw from a stream, whatever dynamic sampling takes of them."""
+    """The problems that are set apart for a draw from a stream."""
     return (1 + rl.dynamic_sampling) * rl.prompts_per_step * practice.candidates_of(rl, stream)
 
 
@@ -283,11 +270,8 @@ def _nothing(prompt: Prompt, samples: int) -> Responses:
 
 
 def joined(parts: Sequence[Responses], most_prompts: int) -> Responses:
-    """The responses to several calls as one batch to train on. Each keeps its prompt; responses to one problem form a
-    group.
-
-    `most_prompts`: the most responses that there can be in any turn, which the update is compiled for.
-    """
+    """The responses to several calls as one batch to train on; responses to one problem form a group. The update is
+    compiled for `most_prompts`, the most responses that there can be in any turn."""
     roles = sorted({part.role for part in parts})
     require(len(roles) == 1, f"joined responses are of {' and of '.join(roles)}: a turn trains one role")
     parts = [part for part in parts if len(part)]

@@ -1,10 +1,7 @@
 """Advantages: rewards of one batch in, adv_BT for the update out. One function per equation.
 
-Stage: after rewards, before the update; NumPy on the host, float64 inside and float32 outside. Rows are B = P prompts
-x M samples, prompt-major, so a group is M = `group_size` neighbouring rows. The rows are always those of the whole
-batch: with several hosts, each of them gathers it and computes the same advantages.
-
-Outcome and step advantages are each normalised alone; a turn's terms are then added up (method/lesson.py).
+NumPy on the host, float64 inside and float32 outside. Rows are B = P prompts x M samples, prompt-major, so a group is
+M = `group_size` neighbouring rows. With several hosts, each has the whole batch and computes the same advantages.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,8 +53,7 @@ def per_group_step_BT(
 ) -> np.ndarray:
     """Apply normalise_fn to all step elements of each group jointly, zero elsewhere, float64 [B, T].
 
-    Elements are where is_step_end_BT is set, whether or not the loss reads that token: a sample masked for its length
-    still is part of its group's statistics, as it is for the outcome.
+    A sample masked for its length is part of its group's statistics, as it is for the outcome.
     """
     chex.assert_rank([step_reward_BT, is_step_end_BT], 2)
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT])
@@ -79,8 +75,7 @@ def check_groups(num_rows: int, group_size: int) -> None:
 def grpo_outcome_B(reward_B: np.ndarray, group_size: int, use_std: bool = True) -> np.ndarray:
     """GRPO (arXiv 2402.03300; arXiv 2505.15034): A_i = (r_i - mean) / (std + 1e-6) in the group, float32 [B].
 
-    std has ddof=1; use_std=False only centres (Dr. GRPO, arXiv 2503.20783). A group of one has mean 0 and std 1, so
-    its advantage is the raw reward, up to the 1e-6.
+    use_std=False only centres (Dr. GRPO, arXiv 2503.20783). A group of one has mean 0 and std 1.
     """
     chex.assert_rank(reward_B, 1)
     return per_group_B(reward_B, group_size, lambda group: standardise(group, use_std))
@@ -93,8 +88,7 @@ def grpo_step_BT(
     """Step advantage of RL Tango with GRPO (arXiv 2505.15034), float32 [B, T].
 
     Every step element is normalised with the mean and std of all step elements of its group, then A_t is the sum of
-    the normalised elements at positions >= t. An element alone in its group has mean 0 and std 1. Rows without step
-    elements and tokens that are no actions get 0.
+    the normalised elements at positions >= t; 0 off the actions.
     """
     chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
@@ -139,8 +133,7 @@ def whiten_BT(x_BT: np.ndarray, is_action_BT: np.ndarray) -> np.ndarray:
 def reinforce_pp_outcome_BT(reward_B: np.ndarray, is_action_BT: np.ndarray) -> np.ndarray:
     """REINFORCE++ (arXiv 2501.03262), float32 [B, T].
 
-    The reward sits on the last action token; the undiscounted return of each token is whitened over all action tokens
-    of the whole batch (sample variance, ddof=1).
+    The reward sits on the last action token; the undiscounted returns are whitened over all action tokens of the batch.
     """
     chex.assert_rank([reward_B, is_action_BT], [1, 2])
     chex.assert_equal_shape_prefix([reward_B, is_action_BT], 1)
@@ -156,8 +149,8 @@ def reinforce_pp_step_BT(
 ) -> np.ndarray:
     """Step advantage of RL Tango with REINFORCE++ (arXiv 2505.15034), float32 [B, T].
 
-    Returns of the raw step rewards, whitened over all action tokens of the whole batch (sample variance, ddof=1). Rows
-    without step rewards enter these statistics as zeros and get the advantage 0, not the whitened value of 0.
+    Returns of the raw step rewards, whitened over all action tokens of the batch. Rows without step rewards enter these
+    statistics as zeros and get the advantage 0, not the whitened value of 0.
     """
     chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
@@ -167,10 +160,8 @@ def reinforce_pp_step_BT(
 
 
 def average_over_verifications(adv_steps: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean of the step advantages from several verifications of the same solutions, float32 [B, T].
-
-    A verification without step rewards counts as a zero in the mean.
-    """
+    """Mean of the step advantages from several verifications of the same solutions, float32 [B, T]; those without step
+    rewards count as zeros."""
     assert len(adv_steps) > 0, "no verification to average"
     chex.assert_rank(list(adv_steps), 2)
     chex.assert_equal_shape(list(adv_steps))
@@ -180,8 +171,7 @@ def average_over_verifications(adv_steps: Sequence[np.ndarray]) -> np.ndarray:
 def update_label_counts(counts_2: np.ndarray, is_correct_B: np.ndarray, decay: float) -> np.ndarray:
     """EMA of the class counts of the verified solutions (arXiv 2505.15034), float64 [2]: (incorrect, correct).
 
-    counts <- decay * counts + (1 - decay) * counts of this batch. Training starts from zeros, and the
-    first batch replaces them as it is. is_correct_B bool.
+    counts <- decay * counts + (1 - decay) * counts of this batch; the first batch replaces the zeros of the start.
     """
     chex.assert_rank([counts_2, is_correct_B], 1)
     chex.assert_shape(counts_2, (2,))
@@ -196,9 +186,8 @@ def update_label_counts(counts_2: np.ndarray, is_correct_B: np.ndarray, decay: f
 def class_weights_B(counts_2: np.ndarray, is_correct_B: np.ndarray) -> np.ndarray:
     """Class-aware weights of the verifier's advantages (arXiv 2505.15034), float32 [B], mean over the batch 1.
 
-    Proportional to 1/sqrt(count) of the row's class, counts_2 = (incorrect, correct). A class that is unseen, or has
-    almost faded from the average, counts as 1 % of all labels, so that one class weighs at most 10 times the other;
-    with no label seen at all every weight is 1.
+    Proportional to 1/sqrt(count) of the row's class, counts_2 = (incorrect, correct). A class counts as at least 1 % of
+    all labels; with no label seen at all every weight is 1.
     """
     chex.assert_rank([counts_2, is_correct_B], 1)
     chex.assert_shape(counts_2, (2,))

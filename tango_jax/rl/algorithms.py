@@ -1,7 +1,6 @@
-"""The algorithms that turn rewards into advantages: a table of names, and how to name one of your own.
+"""The algorithms that turn rewards into advantages by the equations of advantages.py.
 
-Takes the rewards of a batch; returns an advantage for every token. A role's `loss.algorithm` is a name of the table, or
-`FILE.py:name` or `package.module:name` of an `Algorithm`. The equations are those of advantages.py.
+A role's `loss.algorithm` is a name of the table, or `FILE.py:name` or `package.module:name` of an `Algorithm`.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,16 +27,13 @@ def differs_within_batch_P(reward_PM: np.ndarray) -> np.ndarray:
 
 class Algorithm(NamedTuple):
     """How rewards become advantages. Rows are B = P prompts x M samples, prompt-major; `loss` holds the settings
-    `ROLE.loss.*`; each function reads those that are its own.
-
-    Both functions return float32 [B, T], 0 off the actions:
+    `ROLE.loss.*`. Both functions return float32 [B, T], 0 off the actions:
 
         outcome_fn(reward_B, is_action_BT, M, loss)
         step_fn(step_reward_BT, is_step_end_BT, is_action_BT, M, loss)
 
-    `has_signal_fn(reward_PM)` says of which groups some response has an outcome advantage, bool [P]; `formula` is what
-    the report shows of the outcome advantage; `compares_groups_alone`: no group's advantages depend on the others, so
-    that groups may differ in size.
+    `has_signal_fn(reward_PM)`: bool [P], in which groups some response has an outcome advantage. `formula`: for the
+    report. `compares_groups_alone`: no group's advantages depend on the others, so that groups may differ in size.
     """
 
     outcome_fn: Callable[[np.ndarray, np.ndarray, int, Any], np.ndarray]
@@ -52,56 +48,32 @@ def _on_actions(adv_B: np.ndarray, is_action_BT: np.ndarray) -> np.ndarray:
     return (adv_B[:, None] * is_action_BT).astype(np.float32)
 
 
-def _grpo_outcome_BT(reward_B: np.ndarray, is_action_BT: np.ndarray, group_size: int, loss: Any) -> np.ndarray:
-    return _on_actions(advantages.grpo_outcome_B(reward_B, group_size, loss.use_std), is_action_BT)
-
-
-def _grpo_step_BT(
-    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int, loss: Any
-) -> np.ndarray:
-    return advantages.grpo_step_BT(step_reward_BT, is_step_end_BT, is_action_BT, group_size, loss.use_std)
-
-
-def _rloo_outcome_BT(reward_B: np.ndarray, is_action_BT: np.ndarray, group_size: int, loss: Any) -> np.ndarray:
-    return _on_actions(advantages.rloo_outcome_B(reward_B, group_size), is_action_BT)
-
-
-def _rloo_step_BT(
-    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int, loss: Any
-) -> np.ndarray:
-    return advantages.rloo_step_BT(step_reward_BT, is_step_end_BT, is_action_BT, group_size, loss.step_scale)
-
-
-def _reinforce_pp_outcome_BT(reward_B: np.ndarray, is_action_BT: np.ndarray, group_size: int, loss: Any) -> np.ndarray:
-    return advantages.reinforce_pp_outcome_BT(reward_B, is_action_BT)
-
-
-def _reinforce_pp_step_BT(
-    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int, loss: Any
-) -> np.ndarray:
-    return advantages.reinforce_pp_step_BT(step_reward_BT, is_step_end_BT, is_action_BT)
-
-
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({
-    "grpo": Algorithm(_grpo_outcome_BT, _grpo_step_BT, formula="(reward - mean) / std of the group, or without the std "
-                      "where use_std is off", compares_groups_alone=True),
-    "rloo": Algorithm(_rloo_outcome_BT, _rloo_step_BT, formula="M / (M - 1) x (reward - mean of the group)",
-                      compares_groups_alone=True),
-    "reinforce_pp": Algorithm(_reinforce_pp_outcome_BT, _reinforce_pp_step_BT, differs_within_batch_P,
-                              "reward, whitened over all tokens of the batch"),
+    "grpo": Algorithm(
+        lambda reward_B, is_action_BT, M, loss: _on_actions(
+            advantages.grpo_outcome_B(reward_B, M, loss.use_std), is_action_BT),
+        lambda reward_BT, is_end_BT, is_action_BT, M, loss: advantages.grpo_step_BT(
+            reward_BT, is_end_BT, is_action_BT, M, loss.use_std),
+        formula="(reward - mean) / std of the group, or without the std where use_std is off",
+        compares_groups_alone=True,
+    ),
+    "rloo": Algorithm(
+        lambda reward_B, is_action_BT, M, loss: _on_actions(advantages.rloo_outcome_B(reward_B, M), is_action_BT),
+        lambda reward_BT, is_end_BT, is_action_BT, M, loss: advantages.rloo_step_BT(
+            reward_BT, is_end_BT, is_action_BT, M, loss.step_scale),
+        formula="M / (M - 1) x (reward - mean of the group)", compares_groups_alone=True,
+    ),
+    "reinforce_pp": Algorithm(
+        lambda reward_B, is_action_BT, M, loss: advantages.reinforce_pp_outcome_BT(reward_B, is_action_BT),
+        lambda reward_BT, is_end_BT, is_action_BT, M, loss: advantages.reinforce_pp_step_BT(
+            reward_BT, is_end_BT, is_action_BT),
+        differs_within_batch_P, "reward, whitened over all tokens of the batch",
+    ),
 })  # fmt: skip
 
 
 def algorithm_of(name: str, key: str = "loss.algorithm") -> Algorithm:
-    """The algorithm that a setting names.
-
-    Args:
-        name: a name of ALGORITHMS, or that of an `Algorithm` of the user's.
-        key: the setting, for messages.
-
-    Raises:
-        ValueError: there is no such algorithm; the message lists those there are.
-    """
+    """The algorithm that the setting `key` names. Raises ValueError if there is none."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if not is_user_code(name):

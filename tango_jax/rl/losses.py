@@ -1,9 +1,8 @@
 """Losses: log-probs and advantages in, per-token losses and the weights that sum them out. One function per equation.
 
-Stage: inside the update, traced and in float32; only `token_weights_BT` runs on the host, in NumPy, before rows are
-packed. The loss of an update is sum(weight_BT * loss_BT) with weights made from all of its rows, so packing and
-micro-batching cannot change it. `logp_BT[:, t]` scores token t. A row holds whole sequences, I of
-them at most. Values at tokens that are no actions must be finite: 0 * inf is not 0.
+Traced and in float32; only `token_weights_BT` runs on the host, before rows are packed. The loss of an update is
+sum(weight_BT * loss_BT) with weights made from all of its rows, so packing and micro-batching cannot change it.
+`logp_BT[:, t]` scores token t. A row holds I whole sequences at most. Values off the actions must be finite.
 """
 
 from typing import NamedTuple

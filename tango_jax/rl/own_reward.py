@@ -9,8 +9,7 @@ The setting `generator.reward` or `verifier.reward` names a function, as FILE.py
 `verification` is a `records.Verification` of it. The number is added to the role's usual reward. With
 rl.outcome_weight=0 and rl.format_weight=0 it takes the place of the generator's.
 
-The function is called once for every response. Of several processes, each calls it on its share of them. It is tried
-on made-up responses before a run begins any work (method/rehearsal.py).
+The function is called once for every response, and tried on made-up ones before a run begins (method/rehearsal.py).
 """
 
 import dataclasses
@@ -39,11 +38,8 @@ class OwnReward:
     function: UserFunction
 
     def of(self, response: Solution | Verification, parent: Problem | Solution) -> float:
-        """The reward of one response to `parent`.
-
-        Raises:
-            ValueError: the function raised an error, took too long, or returned anything but one finite number.
-        """
+        """The reward of one response to `parent`. Raises ValueError after an error, a time limit, or a value that is
+        not one finite number."""
         args = (response,) if self.role == "generator" else (response, parent)
         shown = cut(repr(response.text), SHOWN_CHARACTERS)
         about = f"for the response {shown} to problem {cut(repr(problem_of(parent).id))}"
@@ -55,11 +51,7 @@ class OwnReward:
         return number
 
     def of_all(self, responses: Responses) -> np.ndarray:
-        """The reward of every response, float32 [B]. All processes must call this.
-
-        Raises:
-            ValueError: in all processes, see `of`.
-        """
+        """The reward of every response, float32 [B]. All processes must call this, and all raise as `of`."""
         pairs, values, mistake = list(zip(responses.records, responses.owners, strict=True)), [], ""
         try:
             values = [self.of(response, parent) for response, parent in hosts.own_part(pairs)]
@@ -75,11 +67,7 @@ class OwnReward:
 
 
 def load_own_rewards(config: ConfigDict) -> dict[str, OwnReward]:
-    """The functions that the configuration names, by role.
-
-    Raises:
-        ValueError: some of them cannot be loaded, or take other parameters.
-    """
+    """The functions that the configuration names, by role. Raises ValueError if one cannot be loaded."""
     rewards, mistakes = {}, Mistakes()
     for role, parameters in PARAMETERS.items():
         if not config[role].reward:

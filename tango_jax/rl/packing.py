@@ -1,9 +1,7 @@
 """Packing: whole sequences (prompt + response, with their per-token numbers) into rows of fixed length.
 
-Stage: after a turn has returned its lesson, before score and update. Several sequences share a row, told
-apart by segment ids, so that little padding is computed. In reinforcement learning a row holds responses of one prompt
-only, and the prompt stands beside the rows, computed once for all of them. How sequences are packed changes no result:
-weights are fixed before.
+Several sequences share a row, told apart by segment ids. Where prompts are shared, a row holds responses of one prompt,
+which is computed once for all rows. How sequences are packed changes no result: weights are fixed before.
 """
 
 import dataclasses
@@ -78,8 +76,7 @@ def sft_pack_shape(role_config: ConfigDict) -> PackShape:
 
 
 def action_mask(config: ConfigDict, rollout: Rollout) -> np.ndarray:
-    """bool[B, max_response] of a role's responses: sampled tokens including EOS; truncated responses are masked if the
-    config says so."""
+    """bool[B, max_response], sampled tokens including EOS; `loss.mask_overlong` leaves out truncated responses."""
     length_B = np.array([len(tokens) for tokens in rollout.tokens], int)
     if config.loss.mask_overlong:
         length_B = np.where(rollout.is_truncated_B, 0, length_B)
@@ -90,10 +87,7 @@ def pack_minibatch(
     config: ConfigDict, placement: Placement, number: int, learner: Responses, adv_BT: np.ndarray,
     is_action_BT: np.ndarray,
 ) -> Batch:
-    """Minibatch `number` of a role's responses, on its devices: every n-th group.
-
-    The weights are those of the whole minibatch; the rows are those of this process.
-    """
+    """Minibatch `number` of a role's responses, on its devices: every n-th group, and this process's rows of it."""
     loss, rollout, group_size = config.loss, learner.rollout, learner.group_size
     is_chosen_B = np.zeros(len(learner), bool)
     for rows in learner.groups()[number :: loss.minibatches]:
@@ -122,7 +116,7 @@ def pack_minibatch(
 
 
 def prompts_per_minibatch(num_prompts: int, num_processes: int, minibatches: int) -> int:
-    """The most prompts of one minibatch that a process can have. Every process makes its arrays for that number."""
+    """The most prompts of one minibatch that a process can have."""
     return math.ceil(math.ceil(num_prompts / num_processes) / minibatches)
 
 
@@ -146,10 +140,10 @@ def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
 def split_over_shards(
     sequences: Sequence[TrainSequence], is_shared: bool, num_shards: int, group_size: int = 1
 ) -> list[list[TrainSequence]]:
-    """Sequences for each shard, in their order: about as many sequences and about as many tokens for each.
+    """Sequences for each shard, in their order: about as many sequences and tokens for each.
 
-    Where prompts are shared, the sequences of one prompt stay together, up to `group_size` of them. A prompt that a
-    batch holds several times has several groups, because otherwise one shard could get more than its arrays hold.
+    Where prompts are shared, up to `group_size` sequences of one prompt stay together; with more, one shard could get
+    more than its arrays hold.
     """
     groups, seen = {}, Counter()
     for index, sequence in enumerate(sequences):
@@ -168,8 +162,7 @@ def split_over_shards(
 
 
 def _micro_batches(sequences: Sequence[TrainSequence], shape: PackShape) -> list[MicroBatchRows]:
-    """A shard's sequences in rows, and these in micro-batches of at most R rows and (where shared) Q different
-    prompts."""
+    """A shard's sequences in rows, and these in micro-batches of at most R rows and Q shared prompts."""
     groups = {}
     for sequence in sequences:
         groups.setdefault(tuple(sequence.prompt) if shape.prompts else (), []).append(sequence)
@@ -194,12 +187,10 @@ def pack(
     max_prompts: int = 0,
     num_shards: int = 1,
 ) -> Batch:
-    """This process's part of a Batch. Every process calls it, with as many sequences and prompts as the two maxima say
-    or fewer; `num_shards` counts the shards of this process. Prompts may be equal; each counts, and each has at most
+    """This process's part of a Batch, with `num_shards` shards; all processes must call it. A prompt has at most
     max_sequences / max_prompts responses.
 
-    The shape depends on `shape`, the prompt bucket, the maxima and the shards, never on how well the batch packs. Only
-    `num_micro` micro-batches are computed, so the empty rest of N costs nothing.
+    The shape does not depend on how well the batch packs. Only `num_micro` micro-batches are computed.
     """
     assert len(sequences) <= max_sequences, (len(sequences), max_sequences)
     shards = assign_micro_batches(sequences, shape, max_sequences, max_prompts, num_shards)
@@ -220,7 +211,7 @@ def pack(
 def assign_micro_batches(
     sequences: Sequence[TrainSequence], shape: PackShape, max_sequences: int, max_prompts: int, num_shards: int
 ) -> list[list[MicroBatchRows]]:
-    """The micro-batches of each shard, as `pack` fills them; the shard with the most of them sets `num_micro`."""
+    """The micro-batches of each shard, as `pack` fills them."""
     is_shared = shape.prompts > 0
     group_size = math.ceil(max_sequences / max_prompts) if is_shared else 1
     return [_micro_batches(own, shape) for own in split_over_shards(sequences, is_shared, num_shards, group_size)]
@@ -229,7 +220,7 @@ def assign_micro_batches(
 def batch_shape(
     shape: PackShape, max_sequences: int, max_prompts: int, num_shards: int, longest_prompt: int
 ) -> BatchShape:
-    """The shape of a batch that holds these maxima, however its sequences happen to pack."""
+    """The shape of a batch that holds these maxima, however it packs."""
     R, T, Q, Z = shape.rows, shape.row_length, shape.prompts, num_shards
     if not Q:
         return BatchShape(N=math.ceil(math.ceil(max_sequences / Z) / R), Z=Z, Q=0, X=0, R=R, T=T)

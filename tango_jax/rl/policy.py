@@ -105,10 +105,8 @@ class Policy:
         return lambda: with_base(base, fetch(kept, self.shardings.params))
 
     def updated(self, state: TrainState, batches: Sequence[Batch]) -> tuple[TrainState, list[dict]]:
-        """The state after `loss.epochs` passes over the batches, and the metrics of every update.
-
-        The metrics are still on the devices: reading one would wait for its update, and the next is dispatched first.
-        """
+        """The state after `loss.epochs` passes over the batches, and the metrics of every update, still on the devices:
+        reading one would wait for its update."""
         state, base, updates = self.fetched(state).replace(base={}), state.base, []
         for _ in range(self.config.loss.epochs):
             for batch in batches:
@@ -119,12 +117,8 @@ class Policy:
     def with_scores(
         self, batch: Batch, weights: dict, reference_fn: Callable | None, score_fn: Callable | None = None
     ) -> Batch:
-        """The batch with the log-probs that the loss needs: of the reference, and of the policy before any update.
-
-        Args:
-            reference_fn: () -> the reference's weights; not called, and may be None, if the loss has no KL term.
-            score_fn: takes the place of `score`.
-        """
+        """The batch with the log-probs that the loss needs: of the reference, if it has a KL term, and of the policy
+        before any update. `score_fn` takes the place of `score`."""
         score_fn = score_fn or self.score
         if self.config.loss.kl_coef > 0:
             batch = batch.replace(ref_logp_NZRT=score_fn(reference_fn(), batch))
@@ -151,8 +145,7 @@ def make_policy(
     `is_shared`, its state is that of both roles.
 
     Raises:
-        ValueError: prompt and response are longer than the model's positions, or the mesh fits neither the devices nor
-            the model, or the devices cannot run the attention or the head's products that are asked for.
+        ValueError: lengths, mesh, model and devices do not fit each other.
     """
     model, tokenizer = source.model_config, source.tokenizer
     total = config.max_prompt + config.max_response

@@ -30,15 +30,8 @@ def verifier_reward_B(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Verifier reward, correctness + gamma * format score (arXiv 2505.15034).
 
-    Args:
-        verdicts: B of "CORRECT", "INCORRECT", "INVALID".
-        is_correct_B: bool, graded outcome of the solution that each row verifies.
-        format_B: format score in [0, 1].
-        gamma: weight of the format score.
-
-    Returns:
-        reward_B and correctness_B, float32. Correctness is 1 where the verdict equals the graded outcome; an INVALID
-        verdict equals neither outcome and earns 0.
+    Returns reward_B and correctness_B, float32. Correctness is 1 where the verdict equals the graded outcome
+    `is_correct_B` of the solution; an INVALID verdict earns 0.
     """
     chex.assert_rank([is_correct_B, format_B], 1)
     chex.assert_shape([is_correct_B, format_B], (len(verdicts),))
@@ -60,12 +53,10 @@ def step_reward_BT(
     Args:
         judgements: B entries, the verifier's judgement of each step; None for a misaligned verification.
         step_ends: B entries, the token index that ends each of the row's n steps; -1 where it is unknown.
-        num_tokens: T.
 
     Returns:
         reward_BT float32 and is_step_end_BT bool. A row has no step element at all if its judgements are missing, hold
-        a None or do not number n, if n is 0, or if a step end lies outside [0, T): dividing by an n that is not the
-        number of rewarded steps would change the scale of that row against its group.
+        a None or do not number n, or if a step end lies outside [0, T): another n would change the row's scale.
     """
     assert len(judgements) == len(step_ends), f"{len(judgements)} judgements for {len(step_ends)} rows of step ends"
     assert num_tokens >= 0, f"num_tokens is {num_tokens}"

@@ -1,7 +1,7 @@
 """Compiles jitted functions from the shapes of their arguments, some at a time, before they are first called.
 
-The shapes of results can be arguments of the next function, so that a chain of calls is compiled without any of it
-being computed. JAX keeps what `lower` and `compile` make: a later call with such arrays compiles nothing.
+Shapes of results can be arguments of the next function. JAX keeps what `lower` and `compile` make: a later call with
+such arrays compiles nothing.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ MOST_AT_A_TIME = 8
 
 
 class CompileAhead:
-    """Wraps jitted functions; to be used in a `with` statement, at whose end everything is compiled."""
+    """Wraps jitted functions in a `with` statement, at whose end everything is compiled."""
 
     def __init__(self):
         # The compilers of several processes may wait for each other, and must then meet the programs in one order.
@@ -35,7 +35,7 @@ class CompileAhead:
                 compiled.result()  # raises what the compiler did
 
     def __call__(self, fn: Callable) -> Callable:
-        """`fn`, a jitted function, as one that compiles and returns the shapes of what it would compute."""
+        """A jitted function as one that compiles, and returns the shapes of its result."""
 
         def compile_fn(*args: Any) -> Any:
             key = (id(fn), *_key(args))
@@ -48,7 +48,7 @@ class CompileAhead:
 
 
 def _key(args: tuple) -> tuple:
-    """What the compiled program depends on: structure, shapes, types and places; numbers if they are static."""
+    """What the compiled program depends on: structure, shapes, types, places, and static numbers."""
     leaves, structure = jax.tree.flatten(args)
     return structure, tuple(
         (leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)) if hasattr(leaf, "shape") else leaf for leaf in leaves

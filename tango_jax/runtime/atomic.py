@@ -1,4 +1,4 @@
-"""Small files that are always whole: after a kill, a full disk or a power cut there is the old one or the new one."""
+"""Small files that are always whole: after a kill, a full disk or a power cut, the old or the new one is there."""
 
 import contextlib
 import json
@@ -9,12 +9,8 @@ from typing import Any
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
-    """Write `content` (text as UTF-8) to `path`, whose folder is made if need be; it is on disk when this returns. One
-    process at a time may write a path.
-
-    Raises:
-        OSError: the file cannot be written (full disk, no permission); a file that was there before is as it was.
-    """
+    """Write `content` (text as UTF-8) to disk, and make the folder if need be. One process at a time may write a path.
+    After an OSError a file that was there before is as it was."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")

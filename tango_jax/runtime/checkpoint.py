@@ -1,52 +1,51 @@
 """Checkpoints that survive kills, full disks and flipped bytes.
 
-Each step of a run has a folder, `<directory>/<step>/`, with all arrays and a JSON record. Orbax writes it under a
-temporary name, then it is sealed with a manifest of sha256 sums, and only then renamed. So a folder named by a number
-is complete, and a restore that detects a changed byte falls back to the previous step.
+Each step has a folder, `<directory>/<step>/`, with all arrays and a JSON record. Orbax writes it under a temporary
+name. It is then sealed and renamed. A restore that detects a changed byte falls back to the previous step.
+
+A seal is a file `manifest.sha256`, in the format of `sha256sum -c`, and `seal.json`, which it covers, with the step and
+the number of files.
 """
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
-from tango_jax.runtime.manifest import (
-    ALL_DAMAGED,
-    NO_STEP,
-    SAVING,
-    clean_up,
-    commit,
-    complete_steps,
-    fingerprint_of_files,
-    newest_verified,
-    remove,
-    seal,
-)
+from tango_jax.runtime import hosts
+from tango_jax.runtime.atomic import sync_directory, write_atomically
 from tango_jax.runtime.trees import array_table, flatten_names
 
+log = logging.getLogger(__name__)
+
+MANIFEST, SEAL = "manifest.sha256", "seal.json"
+SAVING, REPLACED, REMOVED = ".saving", ".replaced", ".removed"  # suffixes of temporary folders
+NO_STEP, ALL_DAMAGED = -1, -2
+BLOCKS, BLOCK_BYTES = 64, 4096  # the parts of a file that `sampled_digest` reads
+HASH_THREADS = 8  # hashing releases the GIL
 LISTED_DIFFERENCES = 5
 
 
 class CheckpointError(ValueError):
-    """A checkpoint could not be written, or the one on disk cannot be used by this run."""
+    """A checkpoint cannot be written, or not be used by this run."""
 
 
 class Restored(NamedTuple):
-    """What a checkpoint holds."""
-
     step: int
     state: Any  # the arrays; None where only the metadata was read
     meta: dict
@@ -56,7 +55,7 @@ class Checkpointer:
     """The only writer of a checkpoint directory. Every process creates one and calls it at the same points."""
 
     def __init__(self, directory: str | os.PathLike, keep: int = 2):
-        """Open `directory`, keeping the newest `keep` steps. Leftovers of an interrupted save are removed."""
+        """Open `directory`, keeping the newest `keep` steps, and remove what an interrupted save left."""
         if keep < 1:
             raise ValueError(f"keep={keep} would leave no checkpoint; set it to 1 or more")
         if "://" in str(directory):
@@ -66,26 +65,21 @@ class Checkpointer:
         self._orbax = _make_orbax()
         self._verified: tuple[int, tuple] | None = None  # the step chosen by `peek`, and its files' fingerprint then
         self._descriptor: int | None = None  # of the directory, in the first process
-        if _is_first_process() and os.path.lexists(self._directory):  # else the first save makes it
+        if hosts.is_first() and os.path.lexists(self._directory):  # else the first save makes it
             self._open()
-        # All processes must agree on this number. The first collective also compiles: better here than in the training
-        # loop.
-        self._newest = _from_first_process(max(complete_steps(self._directory), default=NO_STEP))
-        _barrier("checkpoint_open")
+        self._newest = hosts.from_first(max(complete_steps(self._directory), default=NO_STEP))
 
     def steps(self) -> list[int]:
-        """Steps on disk, oldest first. Each was complete when saved, but may turn out to be damaged."""
+        """Steps on disk, oldest first; some may be damaged."""
         return complete_steps(self._directory)
 
     def latest_step(self) -> int | None:
-        """The newest step on disk, or None."""
         return max(self.steps(), default=None)
 
     def save(self, step: int, state: Any, meta: dict) -> None:
-        """Write one step and wait until it is on disk.
+        """Write one step and wait until it is on disk. `meta` must be JSON.
 
-        `meta` is stored as JSON, which turns keys into strings and tuples into lists. Raises CheckpointError if the
-        write fails (e.g. the disk is full) or the directory holds a later step of another run.
+        Raises CheckpointError if the write fails (e.g. the disk is full) or the directory holds a later step.
         """
         if step < self._newest:
             raise CheckpointError(f"cannot save step {step}: {self._directory} already holds the later step "
@@ -94,7 +88,7 @@ class Checkpointer:
             assert isinstance(leaf, (jax.Array, np.ndarray)) and leaf.size, f"{name} is not an array to save: {leaf!r}"
         record = {"arrays": array_table(state), "meta": meta}
         json.dumps(record)  # fail before the write, not half-way, if a value is not JSON-serialisable
-        if _is_first_process() and self._descriptor is None:
+        if hosts.is_first() and self._descriptor is None:
             self._open()
         committed, self._verified = False, None
         try:
@@ -107,26 +101,25 @@ class Checkpointer:
         finally:
             if committed:
                 self._newest = step
-            elif _is_first_process():  # also after a second Ctrl-C
+            elif hosts.is_first():  # also after a second Ctrl-C
                 clean_up(self._directory)
-        if _is_first_process():
+        if hosts.is_first():
             self._prune(step)
-        _barrier(f"checkpoint_{step}")
+        hosts.from_first(step)  # all wait for the first process
 
     def restore(self, abstract_state: Any) -> Restored | None:
         """Load the newest intact step, or return None if there is none. Damaged steps are logged and skipped.
 
-        `abstract_state` holds one jax.ShapeDtypeStruct per array, with the desired sharding. Raises CheckpointError if
-        steps exist but all are damaged, or if names, shapes or dtypes differ from `abstract_state`.
+        `abstract_state` holds a jax.ShapeDtypeStruct with a sharding for each array. Raises CheckpointError if all
+        steps are damaged, or names, shapes or dtypes differ.
         """
         step = self._choose_step()
         self._newest = step  # any later step on disk is damaged, so the next save may replace it
         return None if step == NO_STEP else _load(self._orbax, self._directory, step, abstract_state)
 
     def peek(self, abstract_state: Any) -> Restored | None:
-        """Step and metadata of the checkpoint that `restore` would load, for a check before long work. All of its bytes
-        are verified, and `restore` does not verify them again. Raises CheckpointError like `restore`.
-        """
+        """Step and metadata of what `restore` would load, for a check before long work. All bytes are verified, and
+        `restore` does not verify them again. Raises CheckpointError like `restore`."""
         step = self._choose_step()
         if step == NO_STEP:
             return None
@@ -145,14 +138,13 @@ class Checkpointer:
             raise CheckpointError(f"cannot use checkpoint directory {self._directory}: {error}") from error
 
     def _choose_step(self) -> int:
-        """Like the function, but bytes that `peek` has verified are not read again for `restore`."""
+        """Like the function, but does not read again what `peek` has verified."""
         if self._verified is not None:
             step, files = self._verified
-            is_untouched = _is_first_process() and fingerprint_of_files(self._directory / str(step)) == files
-            if _from_first_process(int(is_untouched)):
+            if hosts.from_first(hosts.is_first() and fingerprint_of_files(self._directory / str(step)) == files):
                 return step
         step = _choose_step(self._directory)
-        files = fingerprint_of_files(self._directory / str(step)) if _is_first_process() else ()
+        files = fingerprint_of_files(self._directory / str(step)) if hosts.is_first() else ()
         self._verified = None if step == NO_STEP else (step, files)
         return step
 
@@ -161,23 +153,21 @@ class Checkpointer:
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(flatten_names(state)), record=ocp.args.JsonSave(record))
         with _quiet_orbax():
             _in_daemon_thread(lambda: self._orbax.save(saving, force=True, args=args))
-        if _is_first_process():
+        if hosts.is_first():
             seal(saving, step)
             if self._is_gone():  # Orbax has made it again, without anything that belongs to the run
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._directory))
             commit(saving, self._directory / str(step))
 
     def _is_gone(self) -> bool:
-        """Whether the directory that was opened is no longer there, although another may have its name."""
+        """Whether the directory that was opened is gone, although another may have its name."""
         return not self._directory.is_dir() or (
             self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0
         )
 
     def _prune(self, saved: int) -> None:
-        """Delete steps older than the newest `keep`, and damaged steps later than the one just saved.
-
-        Orbax's own policy would delete the old step before the manifest of the new one is written.
-        """
+        """Delete steps older than the newest `keep`, and damaged ones later than `saved`. Orbax would delete the old
+        step before the manifest of the new one is written."""
         steps = self.steps()
         kept = [step for step in steps if step <= saved][-self._keep:]
         for step in set(steps) - set(kept):
@@ -207,10 +197,8 @@ def _make_orbax() -> ocp.Checkpointer:
 
 
 def _in_daemon_thread(work: Callable[[], None]) -> None:
-    """Run `work` in a thread that does not keep the process alive, and wait for it.
-
-    The threads that Orbax starts inherit this. After a failed save they wait ten minutes for folders that nobody makes.
-    """
+    """Run `work` in a thread that does not keep the process alive, and wait for it. The threads that Orbax starts
+    inherit this; after a failed save they wait ten minutes for folders that nobody makes."""
     errors = []
 
     def run() -> None:
@@ -228,8 +216,8 @@ def _in_daemon_thread(work: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def _quiet_orbax() -> Iterator[None]:
-    """Silence the tracebacks that Orbax, asyncio and the writer threads print for every array that cannot be written:
-    the error raised here says the same in one line. The threads may fail after it, so they stay silent then."""
+    """Silence the tracebacks that Orbax, asyncio and writer threads print for every array that cannot be written. After
+    an error they stay silent: threads may fail later."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     levels, hook = [logger.level for logger in loggers], sys.unraisablehook
     for logger in loggers:
@@ -243,10 +231,10 @@ def _quiet_orbax() -> Iterator[None]:
 
 
 def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> Restored:
-    """Load the newest intact step of a directory that another run may be writing to; nothing on disk is modified.
+    """Load the newest intact step of a directory that another run may be writing to.
 
-    With `part`, e.g. ("generator", "params"), only that branch of the saved tree is read, and `abstract_state`
-    describes the branch. Raises CheckpointError like Checkpointer.restore, and if there is no complete step.
+    With `part`, e.g. ("generator", "params"), only that branch of the saved tree is read. Raises CheckpointError like
+    Checkpointer.restore, and if there is no complete step.
     """
     directory = Path(directory).absolute()
     step = _choose_step(directory)
@@ -256,24 +244,22 @@ def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[st
     return _load(_make_orbax(), directory, step, abstract_state, part)
 
 
-def peek_meta(directory: str | os.PathLike) -> Restored | None:
-    """Return step and metadata of another run's newest checkpoint (`state` is None), or None if there is no step.
+def peek_meta(
+    directory: str | os.PathLike, abstract_state: Any = None, part: tuple[str, ...] = ()
+) -> Restored | None:
+    """Step and metadata of the newest checkpoint (`state` is None), for a check before long work; None: no step.
 
-    Only the record's bytes are verified, so this is quick enough for a check before long work. Raises CheckpointError
-    if steps exist but none has an intact record.
+    Only the record's bytes are verified. Raises CheckpointError if steps exist but none has an intact record; with
+    `abstract_state`, also if `read_state` would not find these arrays.
     """
     directory = Path(directory).absolute()
     step = _choose_step(directory, below="record")
-    return None if step == NO_STEP else Restored(step, None, _read_record(_make_orbax(), directory / str(step))["meta"])
-
-
-def check_arrays(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> None:
-    """Check, before long work, that `read_state` will find arrays of these shapes: raises CheckpointError like it."""
-    directory = Path(directory).absolute()
-    step = _choose_step(directory, below="record")
-    if step != NO_STEP:  # `read_state` says what is missing
-        path = directory / str(step)
-        _saved_arrays(path, _read_record(_make_orbax(), path), abstract_state, part)
+    if step == NO_STEP:
+        return None
+    record = _read_record(_make_orbax(), directory / str(step))
+    if abstract_state is not None:
+        _saved_arrays(directory / str(step), record, abstract_state, part)
+    return Restored(step, None, record["meta"])
 
 
 def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: Any,
@@ -289,7 +275,7 @@ def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: A
 
 
 def _saved_arrays(path: Path, record: dict, abstract_state: Any, part: tuple[str, ...]) -> str:
-    """Check that a part of the saved tree has these arrays, and return what their names begin with."""
+    """Check that a part of the saved tree has these arrays; return the prefix of their names."""
     prefix = "".join(f"{name}/" for name in part)
     saved = {name.removeprefix(prefix): array for name, array in record["arrays"].items() if name.startswith(prefix)}
     if not saved:
@@ -300,12 +286,12 @@ def _saved_arrays(path: Path, record: dict, abstract_state: Any, part: tuple[str
 
 
 def _read_record(orbax: ocp.Checkpointer, path: Path) -> dict:
-    """{"arrays": name -> dtype and shape, "meta": the metadata saved beside them}."""
+    """{"arrays": name -> dtype and shape, "meta": metadata}."""
     return orbax.restore(path, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
 
 
 def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]) -> None:
-    """Compare names, shapes and dtypes before any bytes are read: Orbax would cast a wrong dtype silently."""
+    """Compare names, shapes and dtypes: Orbax would cast a wrong dtype silently."""
     names = sorted(saved.keys() | wanted.keys())
     differing = [name for name in names if saved.get(name) != wanted.get(name)]
     if not differing:
@@ -320,8 +306,8 @@ def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]
 
 
 def _choose_step(directory: Path, below: str = "") -> int:
-    """The newest intact step, as read by the first process. For `below` see `manifest.find_damage`."""
-    step = _from_first_process(newest_verified(directory, below) if _is_first_process() else NO_STEP)
+    """`newest_verified`, as read by the first process."""
+    step = hosts.from_first(newest_verified(directory, below) if hosts.is_first() else NO_STEP)
     if step == ALL_DAMAGED:
         raise CheckpointError(f"every checkpoint in {directory} is damaged (the log names the files); restore the "
                               "directory from a copy, or move it away to start afresh")
@@ -336,14 +322,134 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _is_first_process() -> bool:
-    return jax.process_index() == 0
+def seal(folder: Path, step: int) -> None:
+    """Add the seal and then the manifest, once everything else has been written. The seal holds `step`, so that a
+    folder renamed to another step is detected."""
+    write_atomically(folder / SEAL, json.dumps({"step": step, "files": len(_file_names(folder)) + 1}) + "\n")
+    names = _file_names(folder)
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        digests = list(pool.map(lambda name: _sha256(folder / name), names))
+    write_atomically(folder / MANIFEST, _manifest_text(dict(zip(names, digests, strict=True))))
 
 
-def _from_first_process(value: int) -> int:
-    return value if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+def find_damage(folder: Path, below: str = "") -> str | None:
+    """None if the folder holds exactly the files of its manifest and the step of its name, else the first difference.
+    With `below`, only the bytes of the seal and of files whose path starts with it are checked."""
+    try:
+        expected = _read_manifest(folder)
+    except (OSError, ValueError) as error:
+        return f"{MANIFEST} cannot be read ({getattr(error, 'strerror', None) or error})"
+    if extra := sorted(set(_file_names(folder)) - expected.keys()):
+        return f"{extra[0]} is not in {MANIFEST}"
+    if SEAL not in expected:
+        return f"{SEAL} is missing"
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        names = [name for name in sorted(expected) if name.startswith((below, SEAL))]
+        clauses = pool.map(lambda name: _file_damage(folder, name, expected[name]), names)
+        damage = next((clause for clause in clauses if clause is not None), None)
+    return damage or _seal_damage(folder, len(expected))
 
 
-def _barrier(name: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
+def newest_verified(directory: Path, below: str = "") -> int:
+    """The newest intact step, NO_STEP or ALL_DAMAGED; damaged steps are logged. `below`: see `find_damage`."""
+    steps = complete_steps(directory)
+    for position in reversed(range(len(steps))):
+        path = directory / str(steps[position])
+        damage = find_damage(path, below)
+        if damage is None:
+            return steps[position]
+        then = f"falling back to step {steps[position - 1]}" if position else "no earlier step is left"
+        log.warning("checkpoint %s is damaged: %s; %s", path, damage, then)
+    return ALL_DAMAGED if steps else NO_STEP
+
+
+def complete_steps(directory: Path) -> list[int]:
+    """The numbers of the numbered folders, ascending. One without a manifest is damaged, not unfinished."""
+    return sorted(int(path.name) for path in directory.glob("[0-9]*")
+                  if path.name.isdecimal() and str(int(path.name)) == path.name and path.is_dir())
+
+
+def fingerprint_of_files(folder: Path) -> tuple:
+    """Names, sizes and modification times of a folder's files, to detect later changes."""
+    stats = [(name, (folder / name).stat()) for name in _file_names(folder)]
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats)
+
+
+def sampled_digest(files: Iterable[Path]) -> str:
+    """A digest of the sizes of large files and of BLOCKS blocks of each, to tell versions apart in little time."""
+    found = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            found.update(f"{path.name} {size} ".encode())
+            for block in range(BLOCKS):
+                file.seek(max(0, size - BLOCK_BYTES) * block // (BLOCKS - 1))
+                found.update(file.read(BLOCK_BYTES))
+    return found.hexdigest()[:16]
+
+
+def commit(saving: Path, final: Path) -> None:
+    """Rename a sealed folder to its final name, in place of a folder that has it."""
+    replaced = final.with_name(f"{final.name}{REPLACED}")
+    if final.exists():
+        os.replace(final, replaced)
+    os.replace(saving, final)
+    sync_directory(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder, renaming it first, so that a kill half-way leaves nothing that looks complete."""
+    removed = folder.with_name(f"{folder.name}{REMOVED}")
+    os.replace(folder, removed)
+    shutil.rmtree(removed)
+
+
+def clean_up(directory: Path) -> None:
+    """Undo what a kill, an interrupt or a full disk left behind in a directory of numbered folders."""
+    for replaced in directory.glob(f"[0-9]*{REPLACED}"):
+        final = replaced.with_name(replaced.name.removesuffix(REPLACED))
+        if not final.exists():
+            os.replace(replaced, final)
+    for suffix in (SAVING, REPLACED, REMOVED):
+        for leftover in directory.glob(f"[0-9]*{suffix}*"):
+            # Writer threads of an interrupted save may still add files; these are removed at the next start.
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _manifest_text(digests: dict[str, str]) -> str:
+    return "".join(f"{digests[name]}  {name}\n" for name in sorted(digests))
+
+
+def _read_manifest(folder: Path) -> dict[str, str]:
+    """name -> sha256. Raises ValueError for anything that `seal` would not have written."""
+    text = (folder / MANIFEST).read_bytes().decode("utf-8")
+    expected = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", text, re.MULTILINE)}
+    if not expected or _manifest_text(expected) != text:
+        raise ValueError("it has changed since it was written")
+    return expected
+
+
+def _seal_damage(folder: Path, num_files: int) -> str | None:
+    found = json.loads((folder / SEAL).read_bytes())  # its sha256 has been verified
+    if found["files"] != num_files:
+        return f"{MANIFEST} lists {num_files} of {found['files']} files"
+    return None if str(found["step"]) == folder.name else f"it holds step {found['step']}"
+
+
+def _file_names(folder: Path) -> list[str]:
+    """Relative paths of all files below a folder, except the manifest."""
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    return sorted(names - {MANIFEST})
+
+
+def _file_damage(folder: Path, name: str, expected: str) -> str | None:
+    try:
+        return None if _sha256(folder / name) == expected else f"{name} has changed since it was written"
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror})"
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

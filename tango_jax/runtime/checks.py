@@ -25,8 +25,7 @@ def meant(value: Any, choices: Iterable[str]) -> str:
 
 
 def local_path(name: str, text: str | os.PathLike) -> Path:
-    """The path that the user gave, with ~ expanded, which need not exist. Raises ValueError if the text is empty, or no
-    path on this system."""
+    """The path that was given, with ~ expanded, which need not exist. Raises ValueError if it cannot be a path."""
     require(bool(os.fspath(text)), f"{name} is empty: give a path")
     try:
         path = Path(text).expanduser()
@@ -42,8 +41,7 @@ def local_path(name: str, text: str | os.PathLike) -> Path:
 
 
 def folder_to_write(name: str, text: str | os.PathLike) -> Path:
-    """The path of a folder to write into, which need not exist. Raises ValueError if it, or what is above it, cannot be
-    written, or is a file; and see `local_path`."""
+    """The path of a folder to write into, which need not exist. Raises ValueError if it cannot be written."""
     path = local_path(name, text)
     nearest = next((place for place in (path, *path.absolute().parents) if os.path.lexists(place)), path)
     if not nearest.is_dir():
@@ -55,8 +53,7 @@ def folder_to_write(name: str, text: str | os.PathLike) -> Path:
 
 
 def file_to_write(name: str, text: str | os.PathLike) -> Path:
-    """The path of a file to write, which need not exist. Raises ValueError if it is a folder; and see
-    `folder_to_write`."""
+    """The path of a file to write, which need not exist. Raises ValueError if it cannot be written."""
     path = local_path(name, text)
     require(not path.is_dir(), f"{name}={text} is a folder; name a file in it")
     folder_to_write(name, path.parent)
@@ -64,7 +61,7 @@ def file_to_write(name: str, text: str | os.PathLike) -> Path:
 
 
 def read_json_object(path: Path, advice: str) -> dict[str, Any]:
-    """The object that a JSON file holds. Raises ValueError if there is none; `advice` ends the message."""
+    """The object in a JSON file. Raises ValueError if there is none; `advice` ends the message."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -76,7 +73,7 @@ def read_json_object(path: Path, advice: str) -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return "name: old -> new" for each entry in which two mappings differ; an entry that one lacks is None."""
+    """["name: old -> new", ...] for the entries in which two mappings differ; None where one lacks it."""
     return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in sorted(old.keys() | new.keys())
             if old.get(name) != new.get(name)]  # fmt: skip
 
@@ -95,7 +92,7 @@ def cut(text: str, most: int = 80) -> str:
 
 
 class SettingsError(ValueError):
-    """Everything that is wrong with some settings; the text of the exception has a line for each mistake."""
+    """Everything that is wrong with some settings, a line for each mistake."""
 
     def __init__(self, messages: Iterable[str]):
         self.messages = tuple(messages)
@@ -103,7 +100,7 @@ class SettingsError(ValueError):
 
 
 class Mistakes:
-    """Collects what is wrong with settings, so that a user sees all of it at once."""
+    """Collects what is wrong with settings, to tell all of it at once."""
 
     def __init__(self):
         self.messages: list[str] = []
@@ -113,7 +110,7 @@ class Mistakes:
             self.messages.append(message)
 
     def is_about(self, *beginnings: str) -> bool:
-        """Whether one of the messages begins so: with the name of a setting or a group of settings."""
+        """Whether a message begins so: with the name of a setting or a group of settings."""
         return any(message.startswith(beginnings) for message in self.messages)
 
     def require(self, condition: bool, message: str) -> bool:

@@ -1,36 +1,27 @@
-"""Progress of a long run: on a terminal a live bar with a line of numbers below it; anywhere else (a file, CI,
-TERM=dumb) plain lines, one every few seconds, and during a step that takes minutes one every half minute.
-
-What a message quotes of models and data files can neither steer the terminal nor fail to be encoded.
-"""
+"""Progress of a long run: a line every few seconds, and every half minute during a long step."""
 
 import contextlib
-import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 import rich.console
 from rich.box import SIMPLE
-from rich.console import RenderableType
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from tango_jax.runtime.model_text import for_terminal, on_one_line
 
-# Steps the speed is taken from: enough for a turn of both roles, few enough to forget the time spent compiling.
-SPEED_WINDOW = 20
+SPEED_WINDOW = 20  # steps that the speed is taken from
 PLAIN_WIDTH = 160
-# Seconds without a line after which a log says what is being done, and how often a thread looks whether they are over.
-QUIET_S, LOOK_S = 30.0, 5.0
+QUIET_S, LOOK_S = 30.0, 5.0  # seconds without a line after which a log says what is being done, between two looks
 
 
 class Console:
-    """Where a run speaks; with `enabled` false (every process but the first) it is silent."""
+    """Where a run speaks; all processes but the first are silent (`enabled` false)."""
 
     def __init__(self, enabled: bool = True, stream: TextIO | None = None, interval_s: float = 5.0,
                  clock: Callable[[], float] = time.monotonic):
@@ -41,15 +32,13 @@ class Console:
         self.stage_open: Stage | None = None
         self._line_at = clock()
         stream = stream or sys.stdout
-        self.live = stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
         self.separator = " · " if "utf" in self.encoding.lower() else " | "
         self.rich = rich.console.Console(file=stream, quiet=not enabled, highlight=False, markup=False, emoji=False,
-                                         force_terminal=self.live, force_jupyter=False,
-                                         width=None if self.live else PLAIN_WIDTH)
+                                         force_terminal=False, force_jupyter=False,
+                                         width=None if stream.isatty() else PLAIN_WIDTH)
 
     def log(self, text: str) -> None:
-        """Print text; above the bar if one is shown."""
         self.rich.print(Text(for_terminal(text, self.encoding)), soft_wrap=True)
         self._line_at = self.clock()
 
@@ -68,13 +57,13 @@ class Console:
         self._line_at = self.clock()
 
     def stage(self, title: str, total: int, done: int = 0) -> "Stage":
-        """A context manager for `total` steps; an earlier run has made `done` of them."""
+        """A context manager for `total` steps, `done` of which an earlier run has made."""
         return Stage(self, title, total, done)
 
     @contextlib.contextmanager
     def heartbeat(self) -> Iterator[None]:
         """While the block runs, a thread calls `tick`: the program itself may be in XLA's code for minutes."""
-        if self.live or not self.enabled:  # a live bar has a thread of its own
+        if not self.enabled:
             yield
             return
         ended = threading.Event()
@@ -103,7 +92,7 @@ class Console:
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
-    """Say on standard error what takes a while: a line that is gone afterwards on a terminal, a plain one elsewhere."""
+    """Say on standard error what takes a while; on a terminal the line is gone afterwards."""
     text = on_one_line(text)
     console = rich.console.Console(stderr=True, highlight=False, markup=False, emoji=False, force_jupyter=False)
     if not console.is_terminal:
@@ -127,7 +116,6 @@ class Stage:
         self._started = self._since = 0.0  # since when what is being done now is being done
         self._printed_at: float | None = None
         self._printed_done = -1
-        self._bar: LiveBar | None = None
 
     def __enter__(self) -> "Stage":
         self._console.doing, self._console.stage_open = self._title, self
@@ -135,43 +123,32 @@ class Stage:
         self._marks.append((self._started, self._done))
         if self._done:
             self.log(f"resuming at step {self._done}/{self._total}")
-        if self._console.enabled and self._console.live:
-            self._bar = LiveBar(self._console.rich, self._title, self._total, self._done)
-            self._bar.start()
         return self
 
     def __exit__(self, *exception) -> None:
         self._console.stage_open = None
-        if self._bar is not None:
-            self._bar.stop()
-        elif self._printed_done != self._done and not self._first_step:
+        if self._printed_done != self._done and not self._first_step:
             self._print_line()
         seconds = format_seconds(self._console.clock() - self._started)
         verb = "finished" if self._done >= self._total else f"stopped at step {self._done}/{self._total}"
         self.log(f"{verb} after {seconds}")
 
     def begin(self, phase: str) -> None:
-        """Show what is being done; without a live bar only once, as a line is printed for whatever is done later."""
+        """Note what is being done; the stage begins with a line that says it."""
         self._phase, self._metrics = on_one_line(phase, self._console.encoding), {}
         self._is_begun, self._part, self._since = True, "", self._console.clock()
-        if self._bar is not None:
-            self._draw()
-        elif not self._announced:
+        if not self._announced:
             self.log(f"{self._phase} begins")
         self._announced = True
 
     def show(self, part: str) -> None:
-        """Say how far the step has come: on a terminal at once, in a log once the step has been silent for long."""
+        """Note how far the step has come, for a line once it has been silent for long."""
         self._part = on_one_line(part, self._console.encoding)
-        if self._bar is not None:
-            self._draw()
 
     def log(self, text: str) -> None:
-        """Log a line of the stage."""
         self._console.log(f"{_wall_clock()} {self._title}{self._console.separator}{text}")
 
     def describe(self) -> str:
-        """What is being done, how far it has come, and for how long."""
         seconds = format_seconds(self._console.clock() - self._since)
         phase = self._phase if self._is_begun else f"{self._phase} {self._done}/{self._total}"
         passed = f"{seconds} {'so far' if self._is_begun or self._first_step else 'since then'}"
@@ -179,7 +156,7 @@ class Stage:
         return self._console.separator.join(part for part in parts if part)
 
     def advance(self, n: int = 1, phase: str = "step", **key_metrics: Any) -> None:
-        """Note that `n` more steps are done; the key metrics shown are those of the last call."""
+        """Note that `n` more steps are done, and show these metrics."""
         self._done += n
         self._phase, self._metrics = on_one_line(phase, self._console.encoding), key_metrics
         now = self._console.clock()
@@ -188,9 +165,7 @@ class Stage:
             self._first_step = False
             self._marks.clear()
         self._marks.append((now, self._done))
-        if self._bar is not None:
-            self._draw()
-        if self._bar is not None or not self._console.enabled:
+        if not self._console.enabled:
             return
         waited = self._printed_at is None or now - self._printed_at >= self._console.interval_s
         if waited or self._done == self._total:
@@ -201,45 +176,15 @@ class Stage:
         (start, first), (end, last) = self._marks[0], self._marks[-1]
         return (end - start) / (last - first) if last > first else None
 
-    def _draw(self) -> None:
-        speed = self._console.separator.join(self._speed())
-        self._bar.show(self._done, self._phase, speed, self._part or self._numbers())
-
-    def _numbers(self) -> str:
-        text = " ".join(f"{name.replace('_', ' ')} {format_number(value)}" for name, value in self._metrics.items())
-        return on_one_line(text, self._console.encoding)
-
-    def _speed(self) -> list[str]:
-        seconds = self.seconds_per_step()
-        if seconds is None:
-            return []
-        left = format_seconds(seconds * max(self._total - self._done, 0))
-        return [f"{seconds:.2f} s/step", f"{left} left"]
-
     def _print_line(self) -> None:
-        parts = [f"{_wall_clock()} {self._title}", f"{self._phase} {self._done}/{self._total}", self._numbers(),
-                 *self._speed()]
+        numbers = " ".join(f"{name.replace('_', ' ')} {format_number(value)}" for name, value in self._metrics.items())
+        parts = [f"{_wall_clock()} {self._title}", f"{self._phase} {self._done}/{self._total}",
+                 on_one_line(numbers, self._console.encoding)]
+        if (seconds := self.seconds_per_step()) is not None:
+            left = format_seconds(seconds * max(self._total - self._done, 0))
+            parts += [f"{seconds:.2f} s/step", f"{left} left"]
         self._console.log(self._console.separator.join(part for part in parts if part))
         self._printed_at, self._printed_done = self._console.clock(), self._done
-
-
-class LiveBar(Progress):
-    """The bar of one stage, with its numbers on a line below."""
-
-    def __init__(self, console: rich.console.Console, title: str, total: int, done: int):
-        # Not rich's own estimates of speed and time, which would count the step that compiles.
-        texts = {"{task.description}": "bold", "{task.fields[phase]} {task.completed}/{task.total}": "cyan",
-                 "{task.fields[speed]}": "dim"}  # fmt: skip
-        columns = [TextColumn(text, style, markup=False) for text, style in texts.items()]
-        super().__init__(columns[0], BarColumn(30), *columns[1:], console=console, refresh_per_second=4)
-        self._shown = self.add_task(title, total=total, completed=done, phase="step", speed="", numbers="")
-
-    def show(self, done: int, phase: str, speed: str, numbers: str) -> None:
-        self.update(self._shown, completed=done, phase=phase, speed=speed, numbers=numbers)
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
-        yield from (Text(f"  {task.fields['numbers']}", style="green") for task in self.tasks)
 
 
 def format_number(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""One-line messages for errors caused by the environment or the user: what happened, to what, and what to do.
+"""One-line messages for errors of the environment or the user. A bug in this program keeps its traceback.
 
-A bug in this program (AssertionError, AttributeError, ...) keeps its traceback. Nothing here imports jax.
+Nothing here imports jax.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ _BUGS = (NotImplementedError, RecursionError)  # subclasses of RuntimeError
 
 _ADVICE = {
     errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space, or ask for more",
+    errno.EDQUOT: "free some space",
     errno.EFBIG: "see `ulimit -f`",
-    errno.EROFS: "mount the file system for writing, or name another folder",
+    errno.EROFS: "name another folder",
     errno.EACCES: "check its permissions",
     errno.EPERM: "check its permissions",
     errno.ENOENT: "was it removed during the run?",
@@ -68,7 +68,7 @@ def describe(error: Exception) -> str:
 
 
 def last_line(error: Exception) -> str:
-    """The last line that a command prints; several of them for a SettingsError. A bug is raised again."""
+    """The last line that a command prints, or several for a SettingsError. A bug is raised again."""
     if is_bug(error):
         raise error
     mistakes = error.messages if isinstance(error, SettingsError) else (describe(error),)
@@ -76,7 +76,7 @@ def last_line(error: Exception) -> str:
 
 
 def exit_code(error: Exception) -> int:
-    """MISTAKE for what the user can mend in arguments, settings or files; FAILED for what else went wrong."""
+    """MISTAKE for what the user can mend in arguments, settings or files, else FAILED."""
     return MISTAKE if isinstance(error, ValueError) and not str(error).startswith(XLA_CODES) else FAILED
 
 
@@ -97,7 +97,7 @@ def leave(line: str, code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def ends_in_one_line(when_interrupted: str = "nothing was written") -> Iterator[None]:
-    """How a command ends that does not resume: after a mistake, a failure or Ctrl-C, in one line with its exit code."""
+    """End a command that does not resume in one line with its exit code, after a mistake, a failure or Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
@@ -107,7 +107,7 @@ def ends_in_one_line(when_interrupted: str = "nothing was written") -> Iterator[
 
 
 def drop_broken_output() -> None:
-    """Discard standard output if it can no longer be written (full disk, closed pipe): Python would fail at exit."""
+    """Discard standard output that can no longer be written: Python would fail at exit."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,16 +1,16 @@
-"""Several processes, one program: joining them, what each one works on, and what all of them must know.
+"""Several processes, one program: joining them, the share of each, and what all of them must know.
 
-Every process samples and grades its share of a turn's problems. The small records that come out are exchanged, so that
-each process computes statistics and metrics from the whole batch, with the code of a single one. Arrays on devices
-never pass through here.
+Every process samples and grades its share of a turn's problems. They exchange the resulting records, so that each one
+computes statistics and metrics from the whole batch. Arrays on devices never pass through here.
 """
 
+import contextlib
 import faulthandler
 import os
 import pickle
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -36,19 +36,34 @@ class Preempted(Exception):
 
 
 class Preemption:
-    """What SIGTERM means for a run that saves: an end at once, except from the step after a save to the next save. A
-    turn that is still sampling is given up; a resumed run repeats it.
+    """SIGTERM and Ctrl-C in a run that saves. In a `held` block they set a flag, which the run reads between two steps
+    and while it samples; a resumed run repeats a turn that was sampling. Outside they end the process at once.
 
-    Several processes end at the same place, or the others would wait for the one that is gone: with them the signal is
-    only noted, and all of them ask `is_due` between two steps.
+    Several processes must end at the same place, or some would wait for one that is gone: with them a signal always
+    sets the flag.
     """
 
     def __init__(self, is_watching: bool = True):
-        """`is_watching` False: SIGTERM is left to the program that this is a part of."""
+        """`is_watching` False: signals are left to the program that this is a part of."""
         self._is_watching = is_watching
         if is_watching:
             termination.watch()
-        self.saved()
+            self._release()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """There is unsaved work in the block, and none after it."""
+        if self._is_watching:
+            termination.hold()
+        yield
+        if self._is_watching:
+            self._release()
+
+    def _release(self) -> None:
+        if jax.process_count() > 1:
+            termination.hold()
+        else:
+            termination.release()
 
     def is_due(self) -> bool:
         """Whether any process was told to stop; all of them must ask."""
@@ -60,8 +75,8 @@ class Preemption:
             raise Preempted
 
     def ends_sampling(self, show_fn: Callable[[str], None]) -> Callable[[str], None]:
-        """`show_fn`, which a turn calls while it samples, as a function that ends the turn with Preempted once this
-        process is told to stop. Several processes end between turns, where all of them ask."""
+        """`show_fn`, which a turn calls while it samples, as a function that raises Preempted once this process is told
+        to stop. Several processes end between turns, where all of them ask."""
 
         def show(part: str) -> None:
             if self._is_watching and termination.is_requested() and jax.process_count() == 1:
@@ -70,29 +85,13 @@ class Preemption:
 
         return show
 
-    def unsaved(self) -> None:
-        """A step is done that the last checkpoint does not have."""
-        if self._is_watching:
-            termination.hold()
-
-    def saved(self) -> None:
-        """The last checkpoint has all that was done."""
-        if not self._is_watching:
-            return
-        if jax.process_count() > 1:
-            termination.hold()
-        else:
-            termination.release()
-
 
 def connect() -> None:
     """Join the other processes of the job, if there are any, before the first array is made.
 
-    The environment's JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is there. Without them, and
-    with TANGO_DISTRIBUTED=1, jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
-
-    Raises:
-        ValueError: some of the three variables are missing, or one has a value that cannot be.
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is there. Without them, and with
+    TANGO_DISTRIBUTED=1, jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
+    Raises ValueError for variables that are wrong or missing.
     """
     given = [name for name in _EXPLICIT if os.environ.get(name)]
     is_asked_for = os.environ.get("TANGO_DISTRIBUTED") == "1"
@@ -108,7 +107,7 @@ def connect() -> None:
 
 
 def _explicit_settings(given: Sequence[str]) -> dict[str, str | int]:
-    """What the three variables say. jax would wait for minutes, or end the process, over a number out of range."""
+    """What the three variables say; jax would wait for minutes, or end the process, over a wrong one."""
     if missing := [name for name in _EXPLICIT if name not in given]:
         raise ValueError(f"{', '.join(given)} is set, but {', '.join(missing)} is not: set all three or none")
     address = os.environ["JAX_COORDINATOR_ADDRESS"]
@@ -155,20 +154,20 @@ def is_alone() -> bool:
 
 
 def own_part(items: Sequence) -> Sequence:
-    """This process's share of what all of them hold: consecutive, in the order of processes, sizes differ by one."""
+    """This process's consecutive share of what all of them hold."""
     start, stop = own_range(len(items))
     return items[start:stop]
 
 
 def own_range(count: int) -> tuple[int, int]:
-    """First and last-plus-one index of this process's share of `count` items."""
+    """The indices [start, stop) of this process's share."""
     index, processes = jax.process_index(), jax.process_count()
     return count * index // processes, count * (index + 1) // processes
 
 
 def join_parts(items: Sequence) -> list:
-    """The lists of all processes joined in their order: the inverse of `own_part`. All of them must call it. Items are
-    pickled: records and texts, not arrays of a model."""
+    """The lists of all processes in their order, which is the inverse of `own_part`. All of them must call it. Items
+    are pickled."""
     if jax.process_count() == 1:
         return list(items)
     return [item for part in _exchange(list(items)) for item in part]
@@ -180,25 +179,23 @@ ONCE_MENDED = (". Once that is mended, the same command resumes from the last ch
 
 
 def raise_mistake(mistake: str) -> None:
-    """Raise ValueError in all processes if any of them has a text about a mistake in a user's code. All must call this.
-    """
+    """Raise ValueError in all processes if one has a text about a mistake in a user's code; all must call this."""
     if first := next(filter(None, join_parts([mistake])), ""):
         raise ValueError(f"{first}{ONCE_MENDED}")
 
 
 def max_over_processes(*values: int) -> tuple[int, ...]:
-    """The largest of the processes' values, for each of them."""
+    """The largest of the processes' values; all must call this."""
     return tuple(map(max, zip(*join_parts([values]), strict=True)))
 
 
 def from_first(value: Any) -> Any:
-    """The first process's value, in all of them."""
+    """The value of the first process; all must call this."""
     return join_parts([value])[0]
 
 
 def in_first(work_fn: Callable[[], None]) -> None:
-    """Run `work_fn` in the first process alone; all must call this, and raise ValueError where it fails with that or an
-    OSError."""
+    """Run `work_fn` in the first process; all must call this, and raise ValueError if it fails with that or OSError."""
     mistake = ""
     if is_first():
         try:
@@ -215,8 +212,8 @@ def compile_exchange() -> None:
 
 
 def _exchange(value: Any) -> list:
-    """Every process's value, in their order. A message of fixed size holds the length of the pickled value and its
-    beginning, chunks of another fixed size the rest: with these two shapes no value compiles anything new."""
+    """The values of all processes. A message of fixed size holds the length of the pickled value and its beginning,
+    chunks of another fixed size the rest: only these two shapes are compiled."""
     own, beginning = pickle.dumps(value), _FIRST_MESSAGE_BYTES - _LENGTH_BYTES
     first = _allgather(struct.pack("<Q", len(own)) + own[:beginning], _FIRST_MESSAGE_BYTES)
     sizes = [struct.unpack("<Q", message[:_LENGTH_BYTES])[0] for message in first]

@@ -1,10 +1,9 @@
 """Downloads files from the Hugging Face hub at a revision: `owner/name@revision`.
 
-A revision is a commit, a tag or a branch (also refs/pr/N and refs/convert/NAME). Only a commit is immutable: for
-anything else a one-line warning names the commit of the files and how to pin it.
+A revision is a commit, a tag or a branch (also refs/pr/N and refs/convert/NAME). Unless it is a commit, a warning names
+the commit of the files and how to pin it.
 """
 
-import errno
 import logging
 import re
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ REPO = r"[\w.-]+(?:/[\w.-]+)?"
 REVISION = r"(?:refs/(?:convert|pr)/)?[A-Za-z0-9][\w.-]*"
 _ID = re.compile(rf"(?P<repo>{REPO})(?:@(?P<revision>{REVISION}))?")
 _COMMIT = re.compile("[0-9a-f]{40}")
-_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _log = logging.getLogger(__name__)
 _told: set[str] = set()  # warnings that were given; a checkpoint is looked up more than once
 
@@ -26,10 +24,10 @@ class HubId(NamedTuple):
 
 
 def parse_hub_id(name: str) -> HubId | None:
-    """Parse `owner/name` or `owner/name@revision`; None if the text is neither. Does not contact the hub.
+    """Parse `owner/name` or `owner/name@revision`; None if the text is neither.
 
     Raises:
-        ValueError: the text after the @ of a repository is not a valid commit, tag or branch.
+        ValueError: what follows the @ is no commit, tag or branch.
     """
     match = _ID.fullmatch(name)
     if match and ".." not in (match["revision"] or ""):
@@ -44,14 +42,12 @@ def parse_hub_id(name: str) -> HubId | None:
 def download(
     hub_id: HubId, patterns: str | Sequence[str], repo_type: str | None = None, fallback: str | None = None, form="{}"
 ) -> Path:
-    """Download the matching files, or find them in the local cache. Warns in one line unless a commit is pinned.
-
-    A file enters the cache when it is whole: after an error, the next call fetches those that are missing.
+    """Download the matching files, or find them in the local cache. A file enters the cache when it is whole.
 
     Args:
         repo_type: "dataset", or None for a model.
         fallback: the revision to use if `hub_id` has none; default: the main branch.
-        form: how the config writes the id, with {} for `owner/name@revision`; used in the messages.
+        form: how the config writes the id, with {} for `owner/name@revision`, for messages.
 
     Raises:
         ValueError: the files cannot be had; the message names the repository, the reason and the fix.
@@ -68,8 +64,7 @@ def download(
         reason, fix = _explain(error, hub_id, repo_type, fallback)
         raise ValueError(f"{named}: could not be fetched from the hub ({reason}): {fix}") from error
     if not _COMMIT.fullmatch(revision or ""):
-        # The cache stores each commit in a folder named by it.
-        pinned = form.format(f"{repo}@{folder.name}")
+        pinned = form.format(f"{repo}@{folder.name}")  # the cache names the folder by the commit
         warning = (f"warning: {named} is not pinned to a commit: it is now at commit {folder.name}; write "
                    f"{pinned} for the same files every time")
         if warning not in _told:
@@ -84,29 +79,22 @@ def _explain(error: Exception, hub_id: HubId, repo_type: str | None, fallback: s
 
     is_data = repo_type == "dataset"
     page = f"{constants.ENDPOINT}/{'datasets/' * is_data}{hub_id.repo}"
-    here = "" if is_data else "no folder of that name is here, and "
-    log_in = "log in (hf auth login) or set HF_TOKEN"
     elsewhere = "or download it elsewhere and give its path"
     # What the client says where nothing is in its cache hides what happened before.
     cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
-    status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
     text = " ".join(str(cause).split()) or type(cause).__name__
-    if isinstance(cause, errors.GatedRepoError):
-        return "its owner gives access on request", f"ask for it at {page} and {log_in}, {elsewhere}"
-    if isinstance(cause, errors.RepositoryNotFoundError):
-        return (f"{here}there is no such {'data set' if is_data else 'model'}, or it is private",
-                f"check the name and, for a private one, {log_in}, {elsewhere}")  # fmt: skip
     if isinstance(cause, errors.RevisionNotFoundError):
         other = ", or name one of its files" if is_data else ""
         return f"it has no revision {hub_id.revision or fallback}", f"name a commit, tag or branch that it has{other}"
-    if status in (401, 403):
-        return f"error {status}: the hub does not accept the login", f"{log_in} to a valid token, {elsewhere}"
+    is_refused = isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code in (401, 403)
+    if is_refused or isinstance(cause, errors.RepositoryNotFoundError):
+        here = "" if is_data else "no folder of that name is here, and "
+        return (f"{here}the hub has no such {'data set' if is_data else 'model'}, or you may not read it",
+                f"check the name, ask for access at {page}, and log in (hf auth login) or set HF_TOKEN, {elsewhere}")
     if isinstance(cause, errors.OfflineModeIsEnabled):
-        return f"{here}HF_HUB_OFFLINE is set, and its files are not in the cache", f"unset it, {elsewhere}"
-    if isinstance(cause, OSError) and cause.errno in _DISK_FULL:
-        return cause.strerror, f"free space at {constants.HF_HUB_CACHE}, or set HF_HOME to a folder on a larger disk"
-    if isinstance(cause, OSError) and cause.filename is not None:
-        return text, f"set HF_HOME to a folder that can be written to, {elsewhere}"
+        return "HF_HUB_OFFLINE is set, and its files are not in the cache", f"unset it, {elsewhere}"
     if isinstance(cause, errors.HFValidationError):
         return text, "check the name"
+    if isinstance(cause, OSError) and cause.errno is not None:
+        return text, f"free space at {constants.HF_HUB_CACHE}, or set HF_HOME to another folder, {elsewhere}"
     return f"{type(cause).__name__}: {text}", f"check the network and repeat the command, {elsewhere}"

@@ -1,7 +1,4 @@
-"""What a key of the configuration is: its default, the values that it may have, its meaning, and when it may change.
-
-defaults.py and role_defaults.py declare every key. Ranges serve the options of commands, too.
-"""
+"""What a key of the configuration is; defaults.py and role_defaults.py declare them. Ranges serve options, too."""
 
 import enum
 from typing import Any, NamedTuple
@@ -18,7 +15,7 @@ MAX_SAMPLES = 1024
 
 
 class Range(NamedTuple):
-    """Which numbers are allowed. Floats must be in the range both as they are written and rounded to float32."""
+    """Which numbers are allowed; floats as they are written and rounded to float32."""
 
     low: float
     high: float  # LARGEST_INT and LARGEST_FLOAT: whatever a device can hold
@@ -28,7 +25,7 @@ class Range(NamedTuple):
     why: str = ""  # the reason or the fix, for the end of the error message
 
     def check(self, shown: str, value: float) -> None:
-        """Raises ValueError with `shown`, which names the setting and its value, and with the range."""
+        """Raises ValueError with `shown`, which names the setting and its value."""
         if value == self.also:
             return
         held = _in_float32(value) if isinstance(value, float) else value
@@ -48,8 +45,7 @@ class Range(NamedTuple):
     def _holds(self, value: float) -> bool:
         # NaN compares false with everything, and so is in no range.
         is_high_enough = value > self.low if self.is_above else value >= self.low
-        is_low_enough = value < self.high if self.is_below else value <= self.high
-        return is_high_enough and is_low_enough
+        return is_high_enough and (value < self.high if self.is_below else value <= self.high)
 
     def _words(self, value: float) -> str:
         also = f"be {self.also:g}, or " if self.also is not None else ""
@@ -95,7 +91,7 @@ class OneOf(NamedTuple):
     why: str = ""  # the reason or the fix, for the end of the error message
 
     def check(self, shown: str, value: str) -> None:
-        """Raises ValueError with `shown`, which names the setting and its value, and with the choices."""
+        """Raises ValueError with `shown`, which names the setting and its value."""
         if value not in self.texts:
             raise ValueError(f"{shown} is not one of {self}{self.why}")
 
@@ -104,11 +100,10 @@ class OneOf(NamedTuple):
 
 
 class Change(enum.Enum):
-    """What a run that is resumed, or a repeated command, may do with a setting, and why."""
+    """Whether a run that is resumed, or a repeated command, may change a setting."""
 
     NEVER = "no"
-    # These change results by rounding alone, or only when something is written. A run keeps them to its end, so that it
-    # can be repeated to the bit, but runs that differ in them compare.
+    # A run keeps these to its end, so that it can be repeated to the bit.
     ROUNDING = "no; runs that differ in it compare"
     HARDWARE = "yes, a run may go on with other devices"  # changes results by rounding alone
     PLACE = "only for another path of the same run"
@@ -117,7 +112,7 @@ class Change(enum.Enum):
 
 
 class Key(NamedTuple):
-    """One key. Its type is that of its default; of a tuple, each element is checked."""
+    """One key. It has the type of its default; of a tuple, each element is checked."""
 
     default: Any
     # A Range of numbers or a choice of texts; None: any text, True or False, or what validation.py finds out.
@@ -130,7 +125,7 @@ Group = dict[str, "Key | Group"]  # keys by name
 
 
 def flat_keys(group: Group, prefix: str = "") -> dict[str, Key]:
-    """The keys of a group and of the groups in it, {"rl.gamma": Key}."""
+    """{"rl.gamma": Key} of a group and the groups in it."""
     found = {}
     for name, value in group.items():
         found |= {prefix + name: value} if isinstance(value, Key) else flat_keys(value, f"{prefix}{name}.")

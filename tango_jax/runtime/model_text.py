@@ -1,8 +1,7 @@
 r"""Makes text from models and data files safe to display: on a terminal, in a log, in Markdown.
 
-What could move the cursor, recolour the terminal, reorder or hide letters, or end the enclosing block is replaced by an
-escape such as \x1b or \u202e. Backslashes are not doubled, for the sake of LaTeX. JSON files keep the original text.
-The report's page applies the same rules in its own script (viewer/text.js).
+What could steer the terminal, reorder or hide letters, or end the enclosing block becomes an escape such as \x1b or
+\u202e. Backslashes are not doubled, for the sake of LaTeX. The report's page has the same rules (viewer/text.js).
 """
 
 import re
@@ -17,31 +16,29 @@ _LINE_SIGNS = str.maketrans({"\n": "↵", "\t": "→"})
 
 
 def for_terminal(text: str, encoding: str = "utf-8") -> str:
-    r"""Text for a terminal or a log file in this encoding. Escaped are control characters except \n and \t, format
-    characters, other separators, invisible fillers, lone surrogates, private and unassigned code points."""
-    shown = _escaped(text)
-    return shown.encode(encoding, "backslashreplace").decode(encoding)
+    """Text for a terminal or a log file in this encoding."""
+    return _escaped(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def on_one_line(text: str, encoding: str = "utf-8") -> str:
-    """Like `for_terminal`, but for a table cell: newlines and tabs become blanks."""
+    """Like `for_terminal`, with blanks for newlines and tabs."""
     return for_terminal(re.sub(r"[\n\t]", " ", text), encoding)
 
 
 def error_line(error: object) -> str:
-    """Return `error: ...` as one line, so that text quoted from a file or a model cannot forge a second one."""
+    """`error: ...` in one line: quoted text cannot forge a second one."""
     return on_one_line(f"error: {error}")
 
 
 def markdown_fence(text: str) -> str:
-    """Return a fenced code block that nothing in the text can end; it must stand on lines of its own."""
+    """A fenced code block that nothing in the text can end."""
     shown = _escaped(text)
     fence = "`" * max(3, _longest_run(shown) + 1)
     return f"{fence}text\n{shown}\n{fence}"
 
 
 def markdown_code(text: str) -> str:
-    """Return a code span for use within a line, free of markup and HTML: newlines are shown as ↵, tabs as →."""
+    """A code span within a line; newlines are shown as ↵, tabs as →."""
     shown = _escaped(text).translate(_LINE_SIGNS)
     if not shown.strip(" "):
         return f"`{shown or ' '}`"  # a code span cannot be empty
@@ -52,7 +49,7 @@ def markdown_code(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Return a code span for a cell of a Markdown table, where an unescaped pipe would start the next cell."""
+    """A code span for a cell of a Markdown table."""
     return markdown_code(text).replace("|", r"\|")
 
 

@@ -35,9 +35,8 @@ _keeps_freed_memory = True  # as glibc does; see set_allocator
 def set_allocator(keeps_freed_memory: bool) -> bool:
     """Make glibc keep freed memory, or return it to the system; returns whether that was possible.
 
-    On CPU, XLA allocates large temporaries in every step. By its defaults glibc takes a page fault for every page of
-    them, which can double a small model's step, and holds on to arrays of up to 32 MiB, a fifth of a large model's
-    process. Environment variables (MALLOC_MMAP_MAX_ ...) would have to be set before the process starts.
+    On CPU, XLA allocates large temporaries in every step. By default glibc takes a page fault for every page of them,
+    which can double a small model's step, and keeps arrays of up to 32 MiB, a fifth of a large model's process.
     """
     global _keeps_freed_memory
     libc = _libc("mallopt")
@@ -49,15 +48,14 @@ def set_allocator(keeps_freed_memory: bool) -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return what is free between small allocations to the system, unless it is to be kept: some hundred MiB after the
-    programs of a model of 135M have been compiled."""
+    """Return what is free between small allocations to the system, unless `set_allocator` keeps it."""
     libc = None if _keeps_freed_memory else _libc("malloc_trim")
     if libc is not None:
         libc.malloc_trim(0)
 
 
 def _libc(function: str) -> ctypes.CDLL | None:
-    """The C library, if it has this function of glibc's."""
+    """The C library, if it has this function."""
     libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
     return libc if hasattr(libc, function) else None
 
@@ -79,10 +77,7 @@ def use_compile_cache(name: str) -> str:
 
 
 def process_facts() -> dict[str, Any]:
-    """What this process is; `time` is UTC, `devices` are {kind: number} and `hosts` names over all processes.
-
-    All processes must call this.
-    """
+    """What this process is; `devices` is {kind: number}. All processes must call this."""
     machines = hosts.join_parts([socket.gethostname()])
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -99,7 +94,7 @@ def process_facts() -> dict[str, Any]:
 
 
 def _command() -> str:
-    """The command line; `python` where the package is used by another program, such as a notebook."""
+    """The command line; `python` in another program, such as a notebook."""
     program = Path(sys.argv[0]) if sys.argv else Path()
     if program.parent == _PACKAGE:
         return shlex.join(["python", "-m", f"{_PACKAGE.name}.{program.stem}", *sys.argv[1:]])
@@ -108,8 +103,8 @@ def _command() -> str:
 
 @functools.cache
 def _code() -> dict[str, Any]:
-    """Version and source of this package. `commit` and `dirty` (whether the package differs from it) are those of the
-    checkout that it lies in; None where it lies in none, as pip installs it, or git does not tell."""
+    """Version and source of this package; `commit` of its checkout and whether the package differs from it (`dirty`),
+    None without a checkout or git."""
     source = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         source.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
@@ -126,7 +121,7 @@ def _code() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says of the package's folder; None where it is missing, refuses, or takes too long."""
+    """What git says of the package's folder; None after an error."""
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # it only reads
     try:
         done = subprocess.run(["git", "-C", str(_PACKAGE), *arguments], capture_output=True, text=True,

@@ -1,9 +1,9 @@
 """SIGTERM, which schedulers send before they take a machine away, and Ctrl-C (SIGINT).
 
-The handlers set a flag, which a run reads between two steps and while it samples: it then saves and stops. Where
-nothing is unsaved they end the process themselves, since all files are written so that a kill loses only the work since
-the last save. SIGTERM ends with code 75, which tells a launcher to start the same command again, Ctrl-C with 130. A
-second Ctrl-C is a KeyboardInterrupt wherever the program is.
+While a run has unsaved work (`hold`), a signal sets a flag, which the run reads between two steps and while it samples:
+it then saves and stops. At other times a signal ends the process at once, since all files are written so that a kill
+loses nothing that was saved. SIGTERM ends with code 75, which tells a launcher to start the same command again, Ctrl-C
+with 130. A second Ctrl-C is a KeyboardInterrupt wherever the program is.
 
 Active from the first line of a resumable command (see tango_jax/__init__.py), so nothing here imports jax.
 """
@@ -26,17 +26,16 @@ _SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 class _Watch:
     """The flags; there is one instance, since there is one handler per process."""
 
-    def __init__(self):
-        self.is_terminated = False  # SIGTERM came
-        self.is_interrupted = False  # Ctrl-C came while there was unsaved work
-        self.is_held = False  # there is unsaved work
-        self.is_starting = True  # nothing has been done, and nobody catches a KeyboardInterrupt yet
-        self.is_silent = False
+    is_terminated = False  # SIGTERM came
+    is_interrupted = False  # Ctrl-C came while there was unsaved work
+    is_held = False  # there is unsaved work
+    is_starting = True  # nothing has been done, and nobody catches a KeyboardInterrupt yet
+    is_silent = False
 
     def on_signal(self, *_) -> None:
-        is_news, self.is_terminated = not self.is_terminated, True
-        if is_news and self.is_held:
+        if self.is_held and not self.is_terminated:
             self.say(f"told to stop (SIGTERM): {_WHEN}\n")
+        self.is_terminated = True
         self.end_if_free()
 
     def on_interrupt(self, *_) -> None:
@@ -49,8 +48,7 @@ class _Watch:
 
     def end_if_free(self) -> None:
         if self.is_terminated and not self.is_held:
-            state = " before anything was done" if self.is_starting else ": everything is saved"
-            _end(f"told to stop (SIGTERM){state}; run the same command again to resume\n", PREEMPTED)
+            _end("told to stop (SIGTERM), nothing was lost; run the same command again to resume\n", PREEMPTED)
 
     def say(self, message: str) -> None:
         if not self.is_silent:
@@ -61,13 +59,13 @@ _watch = _Watch()
 
 
 def watch(is_starting: bool = False, is_silent: bool = False) -> None:
-    """Install the handlers; call it again after a library replaced that of SIGTERM, as jax does when joining others.
+    """Install the handlers. Call it again after a library has replaced them, as jax does when it joins other processes.
 
-    Does nothing outside the main thread, where Python allows no signal handlers: SIGTERM then ends the process as
-    usual. Ctrl-C is left alone where it is ignored, as in a shell's background jobs, or handled by another program.
+    Does nothing outside the main thread, where Python allows no signal handlers. Ctrl-C is left alone where it is
+    ignored, as in a shell's background jobs, or handled by another program.
 
     Args:
-        is_starting: the command is not far enough to say what is saved; Ctrl-C ends it at once.
+        is_starting: Ctrl-C ends the process at once, without a KeyboardInterrupt.
         is_silent: another process says what will happen.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -96,7 +94,7 @@ def leave_interrupts() -> None:
 
 
 def hold() -> None:
-    """From now on only set the flags, because there is unsaved work. A second call does nothing."""
+    """From now on, signals only set the flags."""
     _watch.is_held = True
 
 
@@ -113,11 +111,8 @@ def release() -> None:
 
 
 def end_with_parent() -> None:
-    """End as by SIGTERM when the process that PARENT_VARIABLE names is gone, so that no worker of a command that was
-    killed goes on and keeps its workdir locked. Call it after `watch`.
-
-    The variable is removed from the environment: processes that this one starts have another parent.
-    """
+    """End as by SIGTERM when the process that PARENT_VARIABLE names is gone, so that no worker of a killed command
+    keeps its workdir locked. The variable is removed: processes that this one starts have another parent."""
     number = os.environ.pop(PARENT_VARIABLE, "")
     if number:
         threading.Thread(target=_wait_for_orphanhood, args=(number,), name="parent", daemon=True).start()

@@ -5,60 +5,39 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-class Compilation(NamedTuple):
-    """One program handed to XLA."""
-
-    name: str  # of the jitted function
-    seconds: float
-
-
 class CompileCounter:
-    """Counts the programs handed to XLA, from construction to close(), also those in the persistent cache. Each means
-    that a new shape, dtype or sharding reached a jitted function, which must not happen after warm-up."""
+    """Counts the programs handed to XLA within the block, also those in the persistent cache. Each means that a new
+    shape, dtype or sharding reached a jitted function, which must not happen after warm-up."""
 
     def __init__(self):
-        self.compilations: list[Compilation] = []
+        self.compilations: list[str] = []  # names of the jitted functions
         self._warm_at: int | None = None
-        jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
     def _on_event(self, event: str, duration: float, **details: Any) -> None:
         if event == BACKEND_COMPILE_EVENT:
-            self.compilations.append(Compilation(str(details.get("fun_name", "unknown")), duration))
-
-    @property
-    def total(self) -> int:
-        """Compilations so far."""
-        return len(self.compilations)
+            self.compilations.append(str(details.get("fun_name", "unknown")))
 
     def mark_warm(self) -> None:
-        """Mark the end of warm-up: no compilation should follow. A second call moves the mark."""
-        self._warm_at = self.total
+        """No compilation should follow."""
+        self._warm_at = len(self.compilations)
 
-    @property
-    def after_warmup(self) -> int:
-        """Number of compilations since mark_warm(), or 0 before it."""
-        return len(self.late())
-
-    def late(self) -> list[Compilation]:
-        """The compilations since mark_warm(), for a message that names them."""
+    def late(self) -> list[str]:
+        """The compilations since mark_warm(); none before it."""
         return [] if self._warm_at is None else self.compilations[self._warm_at:]
 
-    def close(self) -> None:
-        """Stop counting."""
-        jax.monitoring.unregister_event_duration_listener(self._on_event)
-
     def __enter__(self) -> "CompileCounter":
+        jax.monitoring.register_event_duration_secs_listener(self._on_event)
         return self
 
     def __exit__(self, *exception) -> None:
-        self.close()
+        jax.monitoring.unregister_event_duration_listener(self._on_event)
 
 
 class PhaseTimer:
@@ -70,7 +49,7 @@ class PhaseTimer:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time a block. Blocks with the same name add up."""
+        """Time a block; blocks with the same name add up."""
         start = time.perf_counter()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Names, shapes, fingerprints and usable values of the arrays in a tree, as checkpoints store and check them."""
+"""Names, shapes, fingerprints and values of the arrays in a tree, as checkpoints store and check them."""
 
 import hashlib
 from typing import Any
@@ -23,21 +23,18 @@ def flatten_names(tree: Any) -> dict[str, Any]:
 
 
 def array_table(tree: Any) -> dict[str, str]:
-    """The dtype and shape of every array, such as "float32[3,4]", by its name."""
+    """{name of an array: "float32[3,4]"}."""
     return {name: describe_array(leaf) for name, leaf in flatten_names(tree).items()}
 
 
 def describe_array(leaf: Any) -> str:
-    """The dtype and shape of an array, such as "float32[3,4]"."""
+    """Such as "float32[3,4]"."""
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
 def tree_fingerprint(tree: Any) -> str:
-    """Hash of the names, shapes, dtypes and bits of a tree's arrays: equal for bit-equal trees, on any mesh.
-
-    Computed where the arrays reside, so that a large model need not be gathered. It tells checkpoints apart, but does
-    not protect against deliberate tampering.
-    """
+    """Hash of the names, shapes, dtypes and bits of a tree's arrays: equal for bit-equal trees, on any mesh. Computed
+    where the arrays reside."""
     flat = dict(sorted(flatten_names(tree).items()))
     # One at a time: with more virtual devices than cores, concurrent sums deadlock waiting for each other.
     sums = [int(_mixed_sum(leaf)) for leaf in flat.values()]
@@ -61,9 +58,7 @@ def _mixed_sum(leaf: jax.Array) -> jax.Array:
 
 
 def first_not_finite(tree: Any) -> str | None:
-    """Return the slash-separated name of the first array with NaN, infinity or a magnitude above LARGEST, or None.
-
-    Every process must call this. The arrays are reduced where they reside; only one flag per array is fetched.
+    """Return the name of the first array with NaN, infinity or a magnitude above LARGEST. All processes must call it.
     """
     flat = {name: leaf for name, leaf in flatten_names(tree).items() if jnp.issubdtype(leaf.dtype, jnp.inexact)}
     flags = jax.device_get(_are_usable(list(flat.values())))
@@ -77,11 +72,8 @@ def _are_usable(leaves: list[jax.Array]) -> list[jax.Array]:
 
 
 def check_loaded(tree: Any, name: str, otherwise: str) -> Any:
-    """Return arrays loaded from a checkpoint unchanged, after checking their values.
-
-    Raises:
-        ValueError: a value is NaN, infinite or absurdly large; `otherwise` tells the user what to do.
-    """
+    """Return arrays loaded from `name`. Raises ValueError for NaN, infinite or absurdly large values; `otherwise` tells
+    what to do."""
     broken = first_not_finite(tree)
     if broken is not None:
         raise ValueError(f"{name}: the array {broken} holds {BROKEN_VALUES}, so it cannot be used: {otherwise}")

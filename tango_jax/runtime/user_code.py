@@ -1,11 +1,7 @@
 """Runs code of users: config files, and functions and records that settings name as `FILE.py:name` or
-`package.module:name`.
+`package.module:name`. Within `given`, the setting `python:name` names an object that a Python program hands over.
 
-Takes a path or the text of a setting, and returns a module, a function or a record. Whatever such code raises becomes a
-ValueError of one line that names the file and the line. Config files are code already, so this executes nothing that
-the user has not chosen to run.
-
-A Python program can hand over the objects themselves: within `given`, the setting `python:name` names one of them.
+Whatever such code raises becomes a ValueError of one line that names the file and the line.
 """
 
 import contextlib
@@ -44,7 +40,7 @@ CALL_LIMIT_S = 60
 
 
 class LoadsItself(BaseException):
-    """A file that is being run starts what would run it again. Not an Exception, which would be told at every level."""
+    """A file that is being run starts what would run it again. No Exception: it must reach that file's `run_file`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,21 +53,17 @@ class UserFunction:
 
     @property
     def place(self) -> tuple[str, int | None]:
-        """File and first line of the function; for what is not written in Python, what the setting names."""
+        """File and first line of the function; what the setting names where it is not written in Python."""
         function = inspect.unwrap(self.function)
         code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
         return (code.co_filename, code.co_firstlineno) if code else (self.name.rpartition(":")[0], None)
 
     def call(self, *args: Any, about: str = "", limit_s: int = 0) -> Any:
-        """Call the function.
+        """Call the function. Raises ValueError if it raises an error, or takes too long.
 
         Args:
             about: the end of an error message: what the function was called for.
-            limit_s: seconds that the call may take; 0: no limit. It only holds in the main thread: Python cannot
-                interrupt others.
-
-        Raises:
-            ValueError: the function raised an error, or the time is over.
+            limit_s: seconds that the call may take; 0: no limit. It only holds in the main thread.
         """
         try:
             with _time_limit(limit_s):
@@ -96,10 +88,13 @@ def load_function(key: str, text: str, parameters: tuple[str, ...]) -> UserFunct
     """Return the function that the setting `key` names; it must take `parameters`, by position.
 
     Raises:
-        ValueError: no such file, module or function, an error while loading it, or other parameters; the message names
-            the setting, and the file and line where there is one.
+        ValueError: no such file, module or function, an error while loading it, or other parameters.
     """
-    loaded = _find_function(key, text)
+    function = _find(key, text)
+    if not callable(function):
+        place, _, name = text.rpartition(":")
+        raise ValueError(f"{key}={cut(text, MAX_PATH)}: {cut(place, MAX_PATH)} has no function {name!r}")
+    loaded = UserFunction(key, text, function)
     try:
         inspect.signature(loaded.function).bind(*parameters)
     except TypeError as error:
@@ -110,11 +105,7 @@ def load_function(key: str, text: str, parameters: tuple[str, ...]) -> UserFunct
 
 
 def load_object(key: str, text: str, kind: type) -> Any:
-    """Return the record that the setting `key` names, which must be an instance of `kind`.
-
-    Raises:
-        ValueError: see `load_function`; or it is something else.
-    """
+    """Return the record that the setting `key` names. Raises ValueError as `load_function`, or if it is no `kind`."""
     value = _find(key, text, "record")
     if not isinstance(value, kind):
         raise ValueError(f"{key}={cut(text, MAX_PATH)} is {_article(type(value).__name__)}; it must be "
@@ -124,14 +115,8 @@ def load_object(key: str, text: str, kind: type) -> Any:
 
 @contextlib.contextmanager
 def given(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """Within the block, the setting `python:name` names one of these objects.
-
-    Args:
-        objects: {key of a setting: object}.
-
-    Yields:
-        {key: value of the setting}. A function goes by its own name, a record by its label.
-    """
+    """Within the block, settings `python:name` name these objects, {key of a setting: object}. Yields {key: value of
+    the setting}; a function goes by its name, a record by its label."""
     named: dict[str, Any] = {}
     names = {key: _add(named, value) for key, value in objects.items()}
     token = _given.set(named)
@@ -151,27 +136,23 @@ def _add(named: dict[str, Any], value: Any) -> str:
 
 
 class Source(NamedTuple):
-    """Where something of the user is written."""
-
     path: Path
     content: bytes
 
 
 def source_digest(text: str) -> str:
-    """Return the SHA-256, in hexadecimal, of the sources of what `text` names. Raises as `sources`."""
+    """The SHA-256 of the sources of what `text` names. Raises as `sources`."""
     return hashlib.sha256(b"".join(source.content for source in sources("function", text))).hexdigest()
 
 
 def sources(key: str, text: str) -> list[Source]:
-    """The file that a setting names, and the files of the functions in what it names, if they are others.
+    """The file that a setting names, and the files of the functions in what it names; not what they import.
 
-    Other files that they import do not count. Of an object that this process was handed, all that it is made of counts,
-    as text under NAME.txt, which is no path (runtime/object_text.py); all other paths are absolute. Empty for a module
-    without a file, such as `sys`.
+    An object that this process was handed is written out (object_text.py) under NAME.txt, which is no path. Other paths
+    are absolute.
 
     Raises:
-        ValueError: no such file, module or name, or an error while loading it; or an object whose content cannot be
-            written out.
+        ValueError: no such file, module or name, an error while loading it, or an object that cannot be written out.
     """
     value, (place, _, name) = _find(key, text), text.rpartition(":")
     if place == GIVEN:
@@ -200,16 +181,8 @@ def _functions_in(value: Any) -> Iterator[Callable]:
         yield value
 
 
-def _find_function(key: str, text: str) -> UserFunction:
-    function = _find(key, text)
-    if not callable(function):
-        place, _, name = text.rpartition(":")
-        raise ValueError(f"{key}={cut(text, MAX_PATH)}: {cut(place, MAX_PATH)} has no function {name!r}")
-    return UserFunction(key, text, function)
-
-
 def _find(key: str, text: str, noun: str = "function") -> Any:
-    """What a setting names: an attribute of a file or module, or an object that this process was handed."""
+    """What a setting names."""
     place, _, name = text.rpartition(":")
     shown = f"{key}={cut(text, MAX_PATH)}"
     if not place or not name:
@@ -240,15 +213,14 @@ def _article(name: str) -> str:
 
 
 def run_file(path: str, source: bytes | None = None) -> types.ModuleType:
-    """Run a Python file and return its module. `source` may hold its content.
-
-    Not an import, which would take a version that was compiled within the same second for the new one. The script that
-    this process runs is not run again: its module is returned, with what it has defined so far.
+    """Run a Python file, whose content may be `source`, and return its module. The script that this process runs is not
+    run again: its module is returned, with what it has defined so far.
 
     Raises:
         ValueError: the file starts what would run it again.
         Exception: whatever the file raises.
     """
+    # Not an import, which would take a version that was compiled within the same second for the new one.
     file = local_path("path", path)
     main = sys.modules["__main__"]
     if os.path.realpath(getattr(main, "__file__", None) or "") == (place := os.path.realpath(file)):
@@ -288,12 +260,12 @@ def what_failed(file: str, line: int | None, error: BaseException) -> str:
 
 
 def _shown_place(file: str, line: int | None) -> str:
-    return f"{cut(file, MAX_PATH)}, line {line}" if line else cut(file, MAX_PATH)
+    return cut(file, MAX_PATH) + (f", line {line}" if line else "")
 
 
 @functools.cache
 def _module_of_source(path: str, source: bytes) -> types.ModuleType:
-    """The module of a file with this content: run once for all functions in it, and again if it has changed."""
+    """The module of a file: run once for all functions in it, and again if its content has changed."""
     return run_file(path, source)
 
 
@@ -303,14 +275,14 @@ def _import(name: str) -> types.ModuleType:
 
 
 def _make_importable(folder: Path) -> None:
-    """Let code import what lies beside it, as a script can; at the end of the path, so that it hides no package."""
+    """Let code import what lies beside it, as a script can."""
     if str(folder.absolute()) not in sys.path:
-        sys.path.append(str(folder.absolute()))
+        sys.path.append(str(folder.absolute()))  # at the end, where it hides no package
 
 
 @contextlib.contextmanager
 def _time_limit(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError in the block when the time is over; does nothing outside the main thread."""
+    """Raise TimeoutError when the time is over; Python cannot interrupt other threads than the main one."""
     if not seconds or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -324,5 +296,4 @@ def _time_limit(seconds: int) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        # None: a handler that was not installed from Python, and cannot be restored from here.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)  # None: a handler that was not installed from Python

@@ -11,9 +11,8 @@ from tango_jax.config import ROLES, default_config, flatten, read_settings
 from tango_jax.models.lora import freeze, init_adapters, merge
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import with_base
-from tango_jax.runtime.checkpoint import peek_meta, read_state
+from tango_jax.runtime.checkpoint import MANIFEST, complete_steps, peek_meta, read_state, sampled_digest
 from tango_jax.runtime.checks import read_json_object
-from tango_jax.runtime.manifest import MANIFEST, complete_steps, sampled_digest
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.sharding.layouts import param_shardings, with_shardings
 from tango_jax.tasks.registry import tokenizer_model

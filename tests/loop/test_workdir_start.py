@@ -24,7 +24,7 @@ from tango_jax.evaluation import command as evaluation_command
 from tango_jax.loop import run
 from tango_jax.runtime.checkpoint import Restored
 from tango_jax.runtime.console import Console
-from tango_jax.runtime.lock import HEARTBEAT_TIMEOUT_S, LOCK_FILE, locked
+from tango_jax.runtime.lock import LOCK_FILE, locked
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import MetricsWriter, check_log
 from tango_jax.tracking.run_config import keep_config
@@ -62,10 +62,10 @@ def busy(workdir, config):
     keep_config(config, workdir / "config.json")
     (workdir / "checkpoints" / "2.saving" / "state").mkdir(parents=True)
     (workdir / "metrics.jsonl").write_text("{}\n")
-    program = ("import filelock, sys, time; lock = filelock.SoftFileLease(sys.argv[1], lease_duration="
-               f"{HEARTBEAT_TIMEOUT_S}); lock.acquire(); print('held', flush=True); time.sleep(600)")
-    command = [sys.executable, "-c", program, str(workdir / LOCK_FILE)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    program = ("import sys, time; from pathlib import Path; from tango_jax.runtime.console import Console; "
+               "from tango_jax.runtime.lock import locked\n"
+               "with locked(Path(sys.argv[1]), Console(False)): print('held', flush=True); time.sleep(600)")
+    process = subprocess.Popen([sys.executable, "-c", program, str(workdir)], cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
     yield workdir
     process.send_signal(signal.SIGKILL)

@@ -175,21 +175,6 @@ def test_text_is_not_taken_for_markup_and_tables_hold_every_cell(log):
     assert [line.split() for line in log.getvalue().splitlines()[-3:-1]] == [["w[0]", "12"], ["b", "0.5"]]
 
 
-@pytest.mark.parametrize(("term", "ci", "live"), [("xterm", "", True), ("dumb", "", False), ("xterm", "true", False)])
-def test_a_bar_is_drawn_on_a_real_terminal_only(monkeypatch, log, term, ci, live):
-    monkeypatch.setenv("TERM", term)
-    monkeypatch.setenv("CI", ci)
-    monkeypatch.setattr(log, "isatty", lambda: True)
-    with Console(stream=log).stage("RL", total=2) as stage:
-        stage.advance(2, accuracy=0.25)
-    assert ("\x1b[" in log.getvalue()) is live
-    assert "accuracy 0.25" in log.getvalue() and "RL · finished" in log.getvalue()
-    with Console(stream=log).stage("RL", total=2) as stage:
-        stage.begin("evaluation")
-        stage.show("3 of 8 solutions sampled")
-    assert ("3 of 8 solutions sampled" in log.getvalue()) is live
-
-
 def test_formats():
     assert [format_number(value) for value in (7, 0.000123456, 12345.6, float("nan"), None, "x")] == [
         "7", "0.000123", "12346", "nan", "None", "x"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tango_jax.runtime import manifest
-from tango_jax.runtime.manifest import (
+from tango_jax.runtime import checkpoint as manifest
+from tango_jax.runtime.checkpoint import (
     ALL_DAMAGED,
     MANIFEST,
     NO_STEP,

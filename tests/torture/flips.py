@@ -11,8 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tango_jax.runtime.checkpoint import Checkpointer
-from tango_jax.runtime.manifest import MANIFEST, complete_steps
+from tango_jax.runtime.checkpoint import MANIFEST, Checkpointer, complete_steps
 from tango_jax.runtime.trees import tree_fingerprint
 from torture.outcome import Outcome
 
@@ -95,7 +94,7 @@ def _abstract(state: dict) -> dict:
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
     """What is logged about damage while the block runs, instead of printing it."""
-    messages, logger = [], logging.getLogger("tango_jax.runtime.manifest")
+    messages, logger = [], logging.getLogger("tango_jax.runtime.checkpoint")
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
     logger.addHandler(handler)

@@ -106,8 +106,8 @@ def _faults(mistake: Mistake, place: Path, files: Path, model: Path) -> list[str
         faults.append(f"it does not say what to do: {silent}")
     if changed := sorted(set(_listed(place, files)) ^ set(before)):
         faults.append(f"it left {changed}")
-    if compiles.total:
-        faults.append(f"it came after {compiles.total} compilations")
+    if compiles.compilations:
+        faults.append(f"it came after {len(compiles.compilations)} compilations")
     return faults
 
 

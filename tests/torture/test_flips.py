@@ -1,6 +1,6 @@
 """A few of the torture suite's flipped bytes, and a check that it would see one that goes unnoticed."""
 
-from tango_jax.runtime import manifest
+from tango_jax.runtime import checkpoint as manifest
 from torture.flips import flips, make_steps
 
 
