@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, role_config
+from tango_jax.method.load import Method, load_method
 from tango_jax.models import decode_layers
 from tango_jax.models.attention import capability_of, resolve_attention
 from tango_jax.models.decode_attention import resolve_decode_attention
@@ -129,6 +130,10 @@ class Job:
     machine: Machine
     policies: dict[str, SizedPolicy]
     functions: dict[str, Policy]  # by role; {}: in these sizes there are none, only shapes
+
+    @functools.cached_property
+    def method(self) -> Method:
+        return load_method(self.config)
 
     @property
     def processes(self) -> int:

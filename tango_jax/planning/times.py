@@ -13,7 +13,6 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
-from tango_jax.method.load import load_method
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.costs import (
     Flops,
@@ -170,7 +169,7 @@ def turn_times(
 def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
     """{sampling role: (prompts, responses of each)} in the turn in which `role` is updated."""
     requests: dict[str, tuple[int, int]] = {}
-    for call in load_method(job.config).rehearsals[role].calls.values():
+    for call in job.method.rehearsals[role].calls.values():
         prompts, samples = math.ceil(call.prompts * job.prompts / job.config.rl.prompts_per_step), call.samples
         if call.prompt.role in requests:  # as more prompts of its first call, and as many as there can be
             before, group_size = requests[call.prompt.role]

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.method.load import load_method
 from tango_jax.planning.costs import MicroBatchShape
 from tango_jax.planning.job import Job
 from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape, sft_pack_shape
@@ -93,7 +92,7 @@ def update_workload(job: Job, role: str, filled: float, measured: Measured = NOT
 
 def trained_groups(job: Job, role: str) -> tuple[int, int]:
     """(prompts, responses of each) in a minibatch of the turn in which `role` is updated."""
-    prompts, rl, rehearsal = job.minibatch_prompts(role), job.config.rl, load_method(job.config).rehearsals.get(role)
+    prompts, rl, rehearsal = job.minibatch_prompts(role), job.config.rl, job.method.rehearsals.get(role)
     if rehearsal is None:
         return prompts, rl.samples_per_prompt
     return math.ceil(prompts * rehearsal.learner.prompts / rl.prompts_per_step), rehearsal.learner.samples
