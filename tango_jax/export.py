@@ -57,9 +57,10 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
     is_stage_one, step = len(part) == 1, max(complete_steps(directory))
     stage = "stage 1 (SFT)" if is_stage_one else "reinforcement learning"
     prompting = prompting_of(settings, role, peek_meta(directory).meta)
+    whose = "One policy in both roles" if has_one_policy(workdir) else role.capitalize()
     row = last_evaluation(directory.parent / "metrics.jsonl", step)
     card = model_card(
-        f"{role.capitalize()} of a run of RL Tango, after {stage}",
+        f"{whose} of a run of RL Tango, after {stage}",
         source.base_model,
         {name: value for name, value in row.items() if name.startswith(f"{role}/")},
         prompting,

@@ -13,6 +13,7 @@ import numpy as np
 
 from tango_jax.config import ROLES
 from tango_jax.runtime.failures import typed_command
+from tango_jax.text.prompts import PROMPTS
 
 # Where verdicts are measured: the beginning of the metrics' names, and how a message names it.
 VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns",
@@ -40,6 +41,8 @@ class Limits(NamedTuple):
     entropy_high: float = 3.0
     grader_failures: float = 0.01  # share of answers for which the grader fails or times out
     groups_without_signal: float = 0.95  # share of groups in which all samples have the same reward
+    step_count_corr: float = 0.5  # of step advantages with the number of steps, within groups
+    steps_approved: float = 0.8  # raised only where a larger share of the steps is approved
     still_kl: float = 1e-6  # a role is not learning if its KL stays below this for a window after its first window
 
 
@@ -68,8 +71,10 @@ def highest_mean(rows: Sequence[dict], name: str, count: int) -> float | None:
 
 
 def _truncation(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-    mean = highest_mean(rows, f"{role}/truncation_rate", limits.window)
-    if mean is None or mean <= limits.truncation * ease:
+    names = (role, *(name for name, prompt in PROMPTS.items() if prompt.role == role and name != role))
+    means = [highest_mean(rows, f"{name}/truncation_rate", limits.window) for name in names]
+    mean = max((mean for mean in means if mean is not None), default=0.0)
+    if mean <= limits.truncation * ease:
         return None
     return (
         f"{mean:.1%} of the {role}'s responses ended at the length limit",
@@ -254,7 +259,24 @@ def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Limits
     return None
 
 
+def _step_count(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
+    correlation, approved = (recent_mean(rows, f"generator/{name}", limits.window, least=limits.window)
+                             for name in ("step_count_corr", "steps_approved"))  # fmt: skip
+    if correlation is None or approved is None or approved <= limits.steps_approved * ease:
+        return None
+    if abs(correlation) <= limits.step_count_corr * ease:
+        return None
+    return (
+        f"{approved:.0%} of the steps are approved, and the step advantages of a group follow the number of steps "
+        f"(correlation {correlation:+.2f})",
+        f"{limits.step_count_corr}, where more than {limits.steps_approved} are approved",
+        f"step rewards teach to write {'more' if correlation > 0 else 'fewer'} steps, whatever they say: compare with "
+        "generator.loss.step_norm=solutions",
+    )
+
+
 RULES: dict[str, Rule] = {
+    "generator/step_count": _step_count,
     "verifier/one_verdict": _one_verdict,
     "verifier/wrong_steps": _wrong_steps,
     "verifier/misaligned": _misaligned,

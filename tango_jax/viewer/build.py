@@ -94,10 +94,13 @@ def _content(
     runs: Sequence[Run], as_seed: Collection[str]
 ) -> tuple[str, dict[str, str], list[pack.Packed], tuple[str, ...]]:
     """The title, the payloads without rollouts, all rollouts, and warnings."""
-    packed, pages = [], []
+    packed, pages, others = [], [], 0
     for index, run in enumerate(runs):
         judged, grades = [], {}
         for rollout in read_rollouts(run.rollouts, with_evaluations=True):
+            if rollout["solution"] is None:  # of a prompt of one's own
+                others += 1
+                continue
             packed.append(pack.pack_rollout(index, rollout))
             judged += quality.judged(rollout)
             if rollout["role"] == "generator":
@@ -105,6 +108,8 @@ def _content(
         pages.append(pack.encode_json(_charts_of(run, quality.of_one_role(judged), grades)))
     found = comparison.lines_of(runs, as_seed)
     warnings = comparison.warnings(found, as_seed)
+    if others:
+        warnings.append(f"{others} rollouts are about something else than a solution, and not shown; they are in rollouts/")
     facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed), "warnings": warnings}
     payloads = {
         "plotly": pack.encode(_read(PLOTLY).encode()),

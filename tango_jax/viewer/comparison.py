@@ -18,7 +18,7 @@ from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking import curves
 from tango_jax.tracking.curves import SCORES, Series, series
 from tango_jax.tracking.known_arms import known_names
-from tango_jax.tracking.provenance import method_digests
+from tango_jax.tracking.provenance import method_digests, weights_digest
 from tango_jax.tracking.run_config import ANY_PLACE, changes_results
 from tango_jax.viewer.panels import band, line, panel, with_content
 from tango_jax.viewer.runs import Run
@@ -85,9 +85,10 @@ def _tells(key: str, arms: Sequence[str], settings: Sequence[dict[str, str]]) ->
 
 
 def warnings(lines: Sequence[Line], as_seed: Collection[str] = ()) -> list[str]:
-    """Sentences about runs of a line that are no independent repetitions, or that repeat more than one experiment."""
-    return [text for line in lines
-            for text in (*_equal_seeds(line, as_seed), *_other_starts(line, as_seed), *_other_sources(line))]
+    """Sentences about runs that are no independent repetitions, or that are of more than one experiment."""
+    told = [text for line in lines for text in (*_equal_seeds(line, as_seed), *_other_starts(line, as_seed),
+                                                *_other_weights(line))]  # fmt: skip
+    return told + _other_sources([run for line in lines for run in line.runs])
 
 
 def _equal_seeds(line: Line, as_seed: Collection[str]) -> list[str]:
@@ -113,16 +114,26 @@ def _other_starts(line: Line, as_seed: Collection[str]) -> list[str]:
     return found
 
 
-def _other_sources(line: Line) -> list[str]:
+def _other_weights(line: Line) -> list[str]:
+    """Runs of one line whose checkpoints had one name and held different weights."""
+    by_weights = _grouped([run for run in line.runs if weights_digest(run.provenance)],
+                          lambda run: (weights_digest(run.provenance), *(_start(run, key) for key in ANY_PLACE)))
+    by_place = _grouped(by_weights, lambda key: key[1:])
+    return [f"the runs of the line {line.label} name the same checkpoints, which held different weights "
+            f"({'; '.join(_names(by_weights[key]) for key in keys)}): leave out all but those with the same weights"
+            for keys in by_place.values() if len(keys) > 1]  # fmt: skip
+
+
+def _other_sources(runs: Sequence[Run]) -> list[str]:
     by_source: dict[str, list[Run]] = {}
-    for run in line.runs:
+    for run in runs:
         for source in {attempt["source"] for attempt in run.provenance.get("attempts", ())}:
             by_source.setdefault(source, []).append(run)
     if len(by_source) < 2:
         return []
     told = "; ".join(f"{source} in {_names(runs)}" for source, runs in by_source.items())
-    return [f"the runs of the line {line.label} were made with different source code of tango_jax ({told}): if a "
-            "change of it concerns the method, leave out all but those with the same source"]
+    return [f"the runs were made with different source code of tango_jax ({told}): if a change of it concerns the "
+            "method, leave out all but those with the same source"]
 
 
 def _grouped(runs: Iterable[Run], key_fn: Callable[[Run], Any]) -> dict[Any, list[Run]]:

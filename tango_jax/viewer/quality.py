@@ -66,6 +66,8 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
     verdicts += noisy("says CORRECT, verifier's turns", of("verifier/rate_correct", {"warmup", "verifier"}), BLUE)
     verdicts += noisy("says CORRECT, generator's turns", of("verifier/live_rate_correct", {"generator"}), SKY, "--")
     verdicts += noisy("says CORRECT, of the part it judges", of("verifier/judged_rate_correct", {"generator"}), SKY)
+    verdicts += noisy("share of correct answers in that part", of("verifier/judged_solutions_correct", {"generator"}),
+                      GREY, "--")
     verdicts += noisy("quality by a second judgement", of("verifier/reward/quality"), BLACK)
     verdicts += noisy("INVALID", of("verifier/rate_invalid"), VERMILION, "-.")
     if verdicts:  # only meaningful next to the verifier's rates
@@ -171,9 +173,15 @@ def _whose(items: list[Judged]) -> str:
 def _note(run: Run, items: list[Judged]) -> str:
     if not items:
         return "No rollouts of a verifier were dumped by this run, so some charts and tables are missing."
+    settings, chosen = run.settings, ""
+    if settings["rl.dynamic_sampling"]:
+        chosen += " Dynamic sampling has chosen them: most groups whose rewards are all alike are not among them."
+    if settings["rl.trust"] or settings["rl.judge"] != "all":
+        chosen += (" In the generator's turns rl.judge and rl.trust choose which solutions are judged, some by their "
+                   "grade: the share of correct ones among them is not that of the turn.")
     return (
         "The fixed pool is judged greedily, so that runs can be compared. The tables, disagreements and gold steps "
         f"count the dumped rollouts of {_whose(items)}, sampled at temperature "
         f"{run.settings['verifier.temperature']:g}. Small pale points have fewer than {FEW} cases; 95 % intervals take "
-        "all cases as independent, and so are rather too narrow."
+        f"all cases as independent, and so are rather too narrow.{chosen}"
     )

@@ -148,7 +148,7 @@ def model_card(
     if prompting is not None:
         turn = ", as the user's turn of the chat template," if prompting.use_chat else ""
         lines += ["## Use", "", "In this folder:", "", "```python", prompting.snippet(example), "```", "",
-                  f"It was trained on this prompt{turn} and knows no other (`{TEMPLATE_FILE}`):", "",
+                  f"It was trained on this prompt{turn} (`{TEMPLATE_FILE}`):", "",
                   markdown_fence(prompting.template), ""]
     if metrics:
         lines += ["## Evaluation", "", *([f"Of the weights {evaluated}:", ""] if evaluated else [])]

@@ -80,6 +80,11 @@ CASES = [
      {"verifier/live_rate_misaligned": since(6, 0.29, 0.0)}),
     ("verifier/misaligned", {"verifier/live_rate_misaligned": 0.61}, "so that it has no step reward",
      {"verifier/live_rate_misaligned": 0.61, "generator/step_rewarded_share": None}),  # an arm without such rewards
+    ("generator/step_count", {"generator/step_count_corr": -0.6, "generator/steps_approved": 0.9},
+     "90% of the steps are approved, and the step advantages of a group follow the number of steps (correlation -0.60)",
+     {"generator/step_count_corr": -0.6, "generator/steps_approved": 0.79}),
+    ("generator/truncation", {"second_try/truncation_rate": 0.9}, "90.0% of the generator's responses ended",
+     {"second_try/truncation_rate": 0.09}),
     # Five turns of 100 answers: 6 are 1.2 %, 5 are 1 %.
     ("grader/failures", {"grader/errors": since(13, 1, 0), "grader/timeouts": since(13, 1, 0)},
      "failed on 6 of 500 answers (3 errors, 3 timeouts)", {"grader/errors": since(11, 1, 0)}),

@@ -129,6 +129,20 @@ def test_other_source_code_of_the_package_is_warned_of():
     runs[1] = runs[1]._replace(provenance={"attempts": [{"source": "aaa"}, {"source": "bbb"}], "files": {}})
     (warning,) = warnings(lines_of(runs))
     assert "different source code of tango_jax (aaa in a and b; bbb in b)" in warning
+    # Of two lines, too: arms of different code do not compare.
+    other = run_of("d", arm="grpo")._replace(provenance={"attempts": [{"source": "ccc"}], "files": {}})
+    (warning,) = warnings(lines_of([runs[0], other]))
+    assert "different source code of tango_jax (aaa in a; ccc in d)" in warning
+
+
+def test_one_checkpoint_with_other_weights_is_warned_of():
+    def started(name: str, seed: int, digest: str):
+        made = {"attempts": [{"source": "aaa", "weights": {"generator.checkpoint": digest}}], "files": {}}
+        return run_of(name, seed=seed, generator__checkpoint="models/one")._replace(provenance=made)
+
+    assert warnings(lines_of([started("a", 0, "11"), started("b", 1, "11")])) == []
+    (warning,) = warnings(lines_of([started("a", 0, "11"), started("b", 1, "22")]))
+    assert "name the same checkpoints, which held different weights (a; b)" in warning
 
 
 def test_a_function_with_other_content_is_another_line():
