@@ -109,7 +109,7 @@ def _content(
     found = comparison.lines_of(runs, as_seed)
     warnings = comparison.warnings(found, as_seed)
     if others:
-        warnings.append(f"{others} rollouts are about something else than a solution, and not shown; they are in rollouts/")
+        warnings.append(f"{others} rollouts are not about a solution, and only in rollouts/")
     facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed), "warnings": warnings}
     payloads = {
         "plotly": pack.encode(_read(PLOTLY).encode()),
