@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
     config.task.name, config.task.train = "math", "eurus_train"
     config.task.min_steps = 3
     # One solution per prompt at T=0.1 and top_p=0.5, for as many prompts as in the published stage 1.
-    config.generate.samples, config.generate.temperature, config.generate.top_p = 1, 0.1, 0.5
+    config.generate.samples, config.generate.temperature, config.generator.top_p = 1, 0.1, 0.5
     config.generate.problems = 113_000
     # The verifier and stage 2 are not used; their settings only need to be valid.
     for role in (config.generator, config.verifier):

@@ -18,7 +18,7 @@ __all__ = ["ROLES", "default_config", "flatten", "read_settings", "role_config"]
 
 ROLES = ("generator", "verifier")
 # Keys of earlier versions that changed no result.
-UNUSED = ("distributed.enabled", "distributed.heartbeat_s", "rollouts.eval_problems")
+UNUSED = ("distributed.enabled", "distributed.heartbeat_s", "generate.top_p", "rollouts.eval_problems")
 # Keys of earlier versions and what now holds in their place: a value, or a function of the role's other settings.
 GONE: dict[str, Any] = {
     "generate.keep.best": 0,

@@ -16,7 +16,6 @@ from tango_jax.runtime.keys import (
     MAX_SAMPLES,
     SEED,
     SHARE,
-    SHARE_ABOVE_ZERO,
     TEMPERATURE,
     WEIGHT,
     Change,
@@ -110,7 +109,6 @@ RL: Group = {
 GENERATE: Group = {
     "samples": Key(1, Range(1, MAX_SAMPLES), "Stage 0: solutions of each problem.", Change.ROUNDING),
     "temperature": Key(0.1, TEMPERATURE, "Stage 0: of sampling.", Change.ROUNDING),
-    "top_p": Key(0.5, SHARE_ABOVE_ZERO, "Stage 0: of sampling.", Change.ROUNDING),
     "problems": Key(0, COUNT_OR_NONE, "Stage 0: problems to solve, drawn at random with seed; 0: all.",
                     Change.ROUNDING),
 }  # fmt: skip

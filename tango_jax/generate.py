@@ -105,7 +105,7 @@ def solve(
         group_size=generate.samples,
         key_data=rng.step_key(config.seed, "generate"),
         temperature=generate.temperature,
-        top_p=generate.top_p,
+        top_p=config.generator.top_p,
         row_numbers=[number * MAX_SAMPLES + sample for number, sample, _ in owners],
     )
     rollout = policy.sampler.sample(weights, request)
@@ -258,7 +258,7 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
     }  # fmt: skip
     if all(question_key(row.question) in validation for row in kept.rows):
         raise ValueError(f"no solution is left for training ({_words(counts)}): look at the teacher's solutions "
-                         f" in {part_path(workdir, 0)}")
+                         f"in {part_path(workdir, 0)}")
     if hosts.is_first():
         counts["train"], counts["validation"] = write_files(workdir, kept.rows, validation)
         write_json_atomic(workdir / "counts.json", counts)

@@ -187,7 +187,7 @@ MISTAKES = [
     ("generate.samples=0", r"generate\.samples=0 must lie between 1 and 1024"),
     ("generate.samples=3", r"row_buckets=\(4, 8\) .* generate\.samples=3: choose one, as samples of a"),
     ("generate.temperature=-0.1", r"temperature=-0\.1 must be 0, or lie between 1e-06 and 1000000\.0; 0 is greedy"),
-    ("generate.top_p=0.0", r"generate\.top_p=0\.0 must be above 0\.0 and at most 1\.0"),
+    ("generator.top_p=0.0", r"generator\.top_p=0\.0 must be above 0\.0 and at most 1\.0"),
     ("generate.problems=-1", r"generate\.problems=-1 must be at least 0"),
     ("checkpoint.keep=0", r"checkpoint\.keep=0 must be at least 1"),
     ("rollouts.every=-1", r"rollouts\.every=-1 must be at least 0"),

@@ -44,9 +44,10 @@ def folder(tmp_path_factory) -> Path:
 
 
 def teacher_config(folder, **settings):
-    """`settings`: keys of `generate`."""
+    """`settings`: keys of `generate`, and generator.top_p."""
     config = math_config(folder, stage_one="", train=str(SHORT), validation=1)
     config.generator.max_response, config.generator.template = 24, "last_letter"  # the question alone
+    config.generator.top_p = settings.pop("top_p", 0.5)
     config.generate.update(settings)
     validate(config)
     return config
@@ -296,7 +297,7 @@ def test_over_long_prompts_are_counted(folder, policy, tmp_path):
 
 
 def test_nothing_to_train_on_is_an_error_that_keeps_the_parts(folder, policy, tmp_path):
-    message = r"no solution is left for training \(problems 8, .*untagged 8.*\): lower generate\.keep, or look at "
+    message = r"no solution is left for training \(problems 8, .*untagged 8.*\): look at "
     with pytest.raises(ValueError, match=message):
         generate(teacher_config(folder), tmp_path, SILENT, scripted(policy, lambda *pair: "seven"))
     assert len(list((tmp_path / "parts").iterdir())) == 3 and not (tmp_path / "train.parquet").exists()
