@@ -24,7 +24,7 @@ from tango_jax.viewer.panels import band, line, panel, with_content
 from tango_jax.viewer.runs import Run
 
 UNSET = "unset"  # of a setting that a run of another version lacks, and of a file that another arm brings
-MAX_SHOWN = 3  # settings in a label; lines that differ in more are numbered, and the table names all
+MAX_SHOWN = 3  # settings in a label; the table names all
 COLOURS = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, SKY, GREY)
 DASHES = ("-", "--", "-.", ":")
 MAX_POINTS = 150  # of a curve that has one for every turn
@@ -193,7 +193,10 @@ def _words(value: Any) -> str:
 
 def _labels(arms: Sequence[str], facts: Sequence[dict[str, str]]) -> list[str]:
     """The arm of each line, if there are several, and the settings that tell it apart."""
-    names = [name for name in facts[0] if len(facts[0]) <= MAX_SHOWN] if facts else []
+    names = list(facts[0]) if facts else []
+    while len(names) > MAX_SHOWN:  # leave out what the others tell as well, or else what comes last
+        redundant = [name for name in names if _tell_apart(arms, facts, [other for other in names if other != name])]
+        names.remove(redundant[-1] if redundant else names[-1])
     labels = []
     for arm, one in zip(arms, facts, strict=True):
         parts = [curves.label_of(arm)] if len(set(arms)) > 1 or not names else []
@@ -201,6 +204,10 @@ def _labels(arms: Sequence[str], facts: Sequence[dict[str, str]]) -> list[str]:
         # The plotting library reads markup in names.
         labels.append(", ".join(parts).replace("<", "‹").replace(">", "›"))
     return [label if labels.count(label) == 1 else f"{label} ({place})" for place, label in enumerate(labels, 1)]
+
+
+def _tell_apart(arms: Sequence[str], facts: Sequence[dict], names: Sequence[str]) -> bool:
+    return len({(arm, *(one[name] for name in names)) for arm, one in zip(arms, facts, strict=True)}) == len(facts)
 
 
 def _looks(arms: Sequence[str]) -> list[Look]:

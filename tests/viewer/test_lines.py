@@ -160,12 +160,17 @@ def test_a_start_for_every_data_seed_is_not_warned_of():
     assert len(lines) == 1 and warnings(lines, ["task.data_seed"]) == []
 
 
-def test_lines_that_differ_in_much_are_numbered_and_the_table_has_everything():
+def test_a_long_label_is_cut_and_the_table_has_everything():
     changes = dict.fromkeys(("rl__gamma", "rl__alpha_initial", "rl__alpha_final", "rl__format_weight"), 0.25)
-    lines = lines_of([run_of("a"), run_of("b", **changes), run_of("c", arm="grpo", **changes)])
-    assert [line.label for line in lines] == [
-        "Tango (trained together) (1)", "Tango (trained together) (2)", "GRPO (no verifier)"]  # fmt: skip
+    lines = lines_of([run_of("a"), run_of("b", **changes)])
+    assert [line.label for line in lines] == ["alpha_final=0.001, alpha_initial=0.1, format_weight=0",
+                                              "alpha_final=0.25, alpha_initial=0.25, format_weight=0.25"]
     assert set(lines[1].settings) == {"alpha_final", "alpha_initial", "format_weight", "gamma"}
+    # What tells lines apart stays, whatever its place in the alphabet.
+    both = [run_of(f"{start}{changed}", task__data_seed=start, **(changes if changed else {}))
+            for start in range(2) for changed in (False, True)]  # fmt: skip
+    labels_of = [line.label for line in lines_of(both)]
+    assert len(set(labels_of)) == 4 and all("data_seed=" in label for label in labels_of)
 
 
 def test_names_cannot_hold_markup():
