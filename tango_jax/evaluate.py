@@ -27,7 +27,6 @@ from tango_jax.runtime.lock import locked
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments, by default those of the process."""
     with ends_in_one_line():
         settings = parse_settings(__doc__, argv)
     with session(process_config(settings), settings.out) as console, locked(settings.out, console):

@@ -47,7 +47,7 @@ RANGES = {
 
 
 def parse_options(argv: Sequence[str] | None) -> tuple[PlanOptions | None, str, bool]:
-    """What to plan, or else the run of --measured; and whether to print JSON. Raises ValueError on a mistake."""
+    """What to plan, the run of --measured, and whether to print JSON. Raises ValueError."""
     usage = ("%(prog)s --config=FILE[:arg] [--config.key=value ...] --target=NAME[:DEVICES] [--per-process=N] "
              "[--filled=SHARE] [--json] | --measured=RUN [--json]")
     parser = Parser("plan", __doc__, usage)
@@ -87,8 +87,7 @@ def parse_options(argv: Sequence[str] | None) -> tuple[PlanOptions | None, str, 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments, by default those of the process."""
-    # Before any backend starts: compilers are used, devices that may be here are not.
+    # Only compilers are used, even where the machine has devices.
     jax.config.update("jax_platforms", "cpu")
     with ends_in_one_line():
         options, workdir, is_json = parse_options(argv)

@@ -35,8 +35,6 @@ PAGES = (".html", ".htm")
 
 
 class Options(NamedTuple):
-    """What a command line asks for."""
-
     runs: list[str]
     out: Path  # the file, or the folder of a bundle
     is_bundle: bool
@@ -46,7 +44,7 @@ class Options(NamedTuple):
 
 
 def parse(argv: Sequence[str] | None) -> Options:
-    """The options of a command line. Raises ValueError for what cannot be."""
+    """Raises ValueError."""
     parser = Parser("report", __doc__)
     parser.add_argument("runs", metavar="RUN", nargs="*", help="workdir of a run, or a folder that holds several")
     parser.add_argument("--out", metavar="FILE",
@@ -82,7 +80,7 @@ def parse(argv: Sequence[str] | None) -> Options:
 
 
 def report(options: Options) -> tuple[Built, bool]:
-    """Write the report; what it holds, and whether every run is finished."""
+    """Write the report; returns what it holds, and whether every run is finished."""
     runs = find_runs(options.runs)
     is_finished = all(run.is_finished for run in runs)
     with known(arms_of_runs(run.workdir for run in runs)):
@@ -92,7 +90,6 @@ def report(options: Options) -> tuple[Built, bool]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments, by default those of the process."""
     with ends_in_one_line():
         options = parse(argv)
     with ends_in_one_line(f"{_shown(options)} is as it was last written"):
@@ -100,7 +97,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def report_until_finished(options: Options) -> None:
-    """Write the report, with --watch again and again until every run is finished."""
     warned: set[str] = set()
     while True:
         built, is_finished = report(options)
