@@ -1,9 +1,7 @@
 """RL Tango in JAX and Flax: a generator and a verifier language model, trained together with reinforcement learning.
 
-Nothing here imports jax, so that a program can still set its XLA flags after `import tango_jax`. Start reading at
-`tango_jax/train.py`. tango_jax/README.md has the axis letters and the list of jitted functions.
-
-A row's randomness depends on (seed, turn, row) alone. Results depend neither on packing nor on micro-batch size.
+Nothing here imports jax, so that a program can still set its XLA flags. Start reading at `tango_jax/train.py`.
+tango_jax/README.md has the axis letters and the list of jitted functions.
 """
 
 import os
@@ -15,10 +13,7 @@ RESUMABLE_COMMANDS = ("train", "sft", "generate", "evaluate", "ablate")
 
 
 def is_resumable_command() -> bool:
-    """Whether this process was started as `python -m tango_jax.train`, `tango-train`, or another of RESUMABLE_COMMANDS.
-
-    Call it during the import: with `-m`, sys.argv[0] is "-m" only until Python has found the module.
-    """
+    """Valid during the import: with `-m`, sys.argv[0] is "-m" only until Python has found the module."""
     program = sys.argv[0] if sys.argv else ""
     if program == "-m":
         names = {f"{flag}tango_jax.{command}" for command in RESUMABLE_COMMANDS for flag in ("", "-m")}

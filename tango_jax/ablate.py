@@ -38,7 +38,6 @@ from tango_jax.tracking.plots import save_figure
 
 
 def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
-    """The files that were written, the table first."""
     files = [plan.workdir / TABLE, plan.workdir / "ablation.md"]
     with known({run.arm: load_arm(run.config.arm) for run in plan.runs}):
         write_atomically(files[-1], summarize(rows))
@@ -46,7 +45,6 @@ def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
 
 
 def redraw(argv: Sequence[str]) -> None:
-    """Raises ValueError and OSError."""
     parser = Parser("ablate", __doc__)
     parser.add_argument("--figures", metavar="FILE", nargs="+", required=True, help="tables of experiments")
     parser.add_argument("--out", metavar="DIR", default="figures", help="default: %(default)s")

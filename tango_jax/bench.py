@@ -119,7 +119,6 @@ class Role:
         return self.sampler.sample(self.sampler.layout(self.state.params), request)
 
     def train(self, rollout: Rollout) -> dict:
-        """Reward, advantages, packing, reference, update, as in cycle.py."""
         reward_B = np.array([np.mean(tokens % 2) for tokens in rollout.tokens])
         is_action_BT = np.ones((P * M, NEW), bool)
         adv_BT = (advantages.grpo_outcome_B(reward_B, M)[:, None] * is_action_BT).astype(np.float32)
@@ -189,7 +188,6 @@ def run_check(options: argparse.Namespace, kinds: tuple[str, ...]) -> int:
 
 
 def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[str, ...]]:
-    """The options, and the names of what is run. Raises ValueError."""
     parser = Parser("bench", __doc__)
     parser.add_flag("--json", "print one JSON object on standard output and nothing else")
     parser.add_flag("--check", "check this device: whether its numbers are right, and the seconds of a short run")

@@ -1,7 +1,4 @@
-"""The configuration as a tree of named values; defaults.py and role_defaults.py declare every key.
-
-Files in configs/ start from `default_config()`, which is locked against unknown keys.
-"""
+"""The configuration as a tree of named values; defaults.py and role_defaults.py declare every key."""
 
 import json
 from pathlib import Path
@@ -70,7 +67,6 @@ def read_settings(path: Path) -> dict[str, Any]:
                          "config.json") from error
     require(isinstance(settings, dict), f"{path} holds {shortened(settings)}, and not the settings of a run: name the "
             "workdir of a run, or its config.json")
-    # A run with another value computed something else.
     unknown = [key for key in sorted(settings.keys() - KEYS.keys()) if not _still_holds(key, settings)]
     shown = on_one_line(", ".join(f"{key}={shortened(settings[key])}" for key in unknown[:5]))
     require(not unknown, f"{path} has settings that this version does not know ({shown}{', ...' * (len(unknown) > 5)})"

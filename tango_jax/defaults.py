@@ -1,8 +1,4 @@
-"""Every key of the configuration: default, allowed values, meaning, and whether a resumed run may change it.
-
-The keys of the two roles are in role_defaults.py. `--keys`, cli/ranges.py and tracking/run_config.py read these
-declarations.
-"""
+"""Every key of the configuration; role_defaults.py has those of the two roles."""
 
 from typing import Any
 
@@ -103,7 +99,6 @@ RL: Group = {
     "gamma": Key(0.8, WEIGHT, "Weight of the verifier's format score in its reward."),
 }  # fmt: skip
 
-# Stage 0 (`python -m tango_jax.generate`); the teacher is generator.checkpoint.
 GENERATE: Group = {
     "samples": Key(1, Range(1, MAX_SAMPLES), "Stage 0: solutions of each problem.", Change.ROUNDING),
     "temperature": Key(0.1, TEMPERATURE, "Stage 0: of sampling.", Change.ROUNDING),
@@ -114,7 +109,6 @@ GENERATE: Group = {
 
 # Runs of an experiment (`python -m tango_jax.ablate`). A run depends on none of these keys.
 ABLATION: Group = {
-    # Arms that start from one stage 1.
     "arms": Key(("tango", "grpo", "fixed_verifier", "fixed_verifier_warm", "fixed_generator", "gold_steps"), None,
                 "Arms to run.", Change.EXPERIMENT),
     "seeds": Key((0, 1, 2), SEED, "Seeds to run.", Change.EXPERIMENT),
@@ -145,11 +139,9 @@ GROUPS: Group = {
         "every": Key(10, COUNT, "Turns between checkpoints.", Change.ROUNDING),
         "keep": Key(2, COUNT, "Checkpoints to keep.", Change.ROUNDING),
     },
-    # WORKDIR/rollouts, for `tango_jax.report`.
     "rollouts": {
         "every": Key(5, COUNT_OR_NONE, "Turns of a role between dumps of its rollouts; 0: no dumps.", Change.WATCHING),
     },
-    # In addition to metrics.jsonl; each needs its package.
     "loggers": {
         "tensorboard": Key(False, None, "Write event files to WORKDIR/tensorboard.", Change.WATCHING),
         "wandb": Key("", None, "Weights & Biases project; empty: off. WANDB_* variables configure the rest.",

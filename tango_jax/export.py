@@ -140,7 +140,6 @@ def moment(step: int, is_stage_one: bool) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """A mistake raises SystemExit."""
     parser = Parser("export", __doc__)
     parser.add_argument("--workdir", required=True, help="folder of the run")
     parser.add_argument("--role", choices=ROLES, default="generator", help="default: %(default)s")

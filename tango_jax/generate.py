@@ -187,14 +187,12 @@ def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, con
 
 
 def identify_teacher(config: ConfigDict, policy: Policy) -> dict[str, str]:
-    """Digests of the weights and the template."""
     checkpoint = config.generator.checkpoint
     weights = identify_weights(checkpoint, "generator")[1] if checkpoint else ""
     return {"weights": weights, "template": templates_digest({"generator": policy.template})}
 
 
 def check_teacher(config: ConfigDict, policy: Policy, workdir: Path) -> None:
-    """Raises ValueError if the teacher's weights or template have changed since the parts were written."""
     path = workdir / TEACHER
     if not (workdir / "parts").exists():
         return

@@ -51,7 +51,6 @@ FAILED = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """A mistake raises SystemExit."""
     with ends_in_one_line():
         args = _parse_args(argv)
         if args.out is not None:
@@ -125,7 +124,6 @@ def grade_rows(rows: Sequence[dict[str, Any]], text_format: str = "tagged") -> t
 
 
 def reason_of(text: str, is_correct: bool, failure: str, text_format: str) -> str:
-    """`failure` as in GradeReport.failures."""
     answer = answer_of(text, text_format)
     if answer is None and text_format == "tagged":
         has_block = "<answer>" in text and "</answer>" in text[text.find("<answer>") :]
@@ -139,7 +137,6 @@ def reason_of(text: str, is_correct: bool, failure: str, text_format: str) -> st
 
 
 def _progress() -> Progress:
-    """On standard error, if that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -171,7 +171,6 @@ class Memory:
 
     @classmethod
     def restored(cls, meta: Mapping[str, Any]) -> "Memory":
-        """Fields that a checkpoint lacks keep their defaults."""
         passes = {key: tuple(counts) for key, counts in meta.get("passes", {}).items()}
         return cls(meta["turn"], meta["cursors"], tuple(meta["label_counts"]), tuple(meta.get("evidence", ())), passes,
                    meta.get("own", {}))
@@ -193,9 +192,8 @@ class Lesson:
 class Batch:
     """Packed sequences for scoring and updates: N micro-batches, each with Z shards of R rows of T tokens.
 
-    On the host these are NumPy arrays, and Z counts this process's shards. A micro-batch is a Batch without the N axis.
-    With shared prompts, each shard has Q prefixes of X tokens (prompts without their last token), to which the rows'
-    responses attend; else Q is 0.
+    On the host Z counts this process's shards. A micro-batch is a Batch without the N axis. With shared prompts, each
+    shard has Q prefixes of X tokens (prompts without their last token), to which the responses attend; else Q is 0.
     """
 
     prefix_token_NZQX: Any  # int32
@@ -232,7 +230,6 @@ class TrainState:
 
     @property
     def weights(self) -> dict:
-        """For forward passes."""
         return with_base(self.base, self.params)
 
 
@@ -241,8 +238,6 @@ States = dict[str, TrainState]  # by role
 
 @dataclasses.dataclass(frozen=True)
 class TurnResult:
-    """Returned by `loop.turn.run_turn`."""
-
     states: States
     metrics: dict[str, float]
     sampled: list[Responses]  # in the order of the calls

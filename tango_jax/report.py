@@ -44,7 +44,6 @@ class Options(NamedTuple):
 
 
 def parse(argv: Sequence[str] | None) -> Options:
-    """Raises ValueError."""
     parser = Parser("report", __doc__)
     parser.add_argument("runs", metavar="RUN", nargs="*", help="workdir of a run, or a folder that holds several")
     parser.add_argument("--out", metavar="FILE",
@@ -80,7 +79,7 @@ def parse(argv: Sequence[str] | None) -> Options:
 
 
 def report(options: Options) -> tuple[Built, bool]:
-    """Write the report; returns what it holds, and whether every run is finished."""
+    """What was written, and whether every run is finished."""
     runs = find_runs(options.runs)
     is_finished = all(run.is_finished for run in runs)
     with known(arms_of_runs(run.workdir for run in runs)):

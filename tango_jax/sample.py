@@ -105,7 +105,6 @@ def answer(
     args: argparse.Namespace,
     console: rich.console.Console,
 ) -> None:
-    """Raises ValueError if the question is too long."""
     problem, encoding = Problem("the question", question, ""), console.encoding
     console.print(Text(f"Question: {on_one_line(question, encoding)}", style="bold"))
     warn_of_unknown(question, generator, verifier, console)
@@ -151,7 +150,6 @@ def shown_answer(solution: ParsedSolution, encoding: str) -> str:
 def try_again(
     judged: Verification, generator: CheckpointSampler, args: argparse.Namespace, console: rich.console.Console
 ) -> None:
-    """The generator reads its first try and the verification."""
     prompt, is_cut = prompt_ids(SECOND_TRY, generator.template, generator.tokenizer, judged, generator.max_prompt)
     with working("solving again"):
         response = sample_one(generator, prompt, args, "solve again")
@@ -163,7 +161,6 @@ def try_again(
 
 
 def checked_question(text: str) -> str:
-    """Raises ValueError for an empty text or invalid Unicode."""
     if not text.strip():
         raise ValueError("--question is empty: give a question, or omit the option and write one question per line")
     # Invalid UTF-8 is read as lone surrogates, which no tokenizer accepts.
@@ -184,7 +181,6 @@ def questions(args: argparse.Namespace) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """A mistake raises SystemExit."""
     console = rich.console.Console(highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
     with ends_in_one_line("no more is solved"):
         args = _parse_args(argv)

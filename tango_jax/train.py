@@ -35,13 +35,12 @@ def train(
     rewards: Mapping[str, Callable] | None = None, algorithms: Mapping[str, Algorithm] | None = None,
     loss_terms: Mapping[str, Callable] | None = None, task: Callable | None = None, grader: Callable | None = None,
 ) -> dict:
-    """Train as the command does, from a Python program or a notebook; returns what is in summary.json.
+    """Train from a Python program or a notebook; returns what is in summary.json.
 
     No signal handler is installed. jax's compilation cache and the allocator stay as `cli.session.configure` sets them.
     The same call resumes an interrupted run if the source of every object given here is the same.
 
     Args:
-        config: not changed.
         console: default: print to standard output; `Console(enabled=False)` prints nothing.
         arm: the record to train (method/own_arm.py), in place of `config.arm`.
         rewards: by role, a function that scores one response (rl/own_reward.py).

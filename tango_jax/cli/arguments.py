@@ -1,7 +1,6 @@
 """The argument parser of every command: argparse with the command's docstring as its help.
 
-Options are written in full, as `--x=value` or `--x value`, with - or _ between words; switches take true or false. A
-mistake is a one-line ValueError instead of a usage message and an exit.
+Options are written in full, as `--x=value` or `--x value`, with - or _ between words; switches take true or false.
 """
 
 import argparse
@@ -23,7 +22,6 @@ USAGE = "--help shows the usage"
 CHOICES = ("--config=tiny tries everything, in two to three minutes, and in half a minute once it is compiled; "
            "--config=last_letter is the quickstart; --config=own_problems --model=MODEL --problems=FILE takes a model "
            "and problems of your own")
-# Shown by --help. ROLE is generator or verifier.
 COMMON_KEYS = {
     "arm=NAME": f"what is trained and rewarded: {', '.join(ARMS)}, or FILE.py:name",
     "seed=1": "of everything random in a run",
@@ -43,7 +41,7 @@ COMMON_KEYS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """For `python -m tango_jax.<command>` or `tango-<command>`. Every mistake raises ValueError."""
+    """Every mistake raises a one-line ValueError."""
 
     def __init__(self, command: str, doc: str, usage: str | None = None):
         super().__init__(
@@ -57,17 +55,13 @@ class Parser(argparse.ArgumentParser):
         self._choices = ""
 
     def add_config(self, choices: str = CHOICES) -> None:
-        """Add --config, and describe --config.key=value, which `parse_overrides` takes.
-
-        `choices`: the hint where a needed --config is missing; empty: it is optional.
-        """
+        """`choices`: the hint where a needed --config is missing; empty: it is optional."""
         self.takes_config, self._choices = True, choices
         self.add_argument("--config", metavar="FILE",
                           help="a Python file, the config.json of a run, or the name of a shipped configuration "
                           f"({', '.join(shipped_configs())}). own_problems needs --model=MODEL and --problems=FILE: "
                           "keyword-only arguments of a file's get_config are options. FILE:arg passes arg to "
                           "get_config")
-        # Shown in the help only; `parse_known_args` leaves these over.
         width = max(map(len, COMMON_KEYS))
         keys = "\n".join(f"  {OVERRIDE}{key:{width}}  {what}" for key, what in COMMON_KEYS.items())
         self.add_argument_group("overrides", f"{OVERRIDE}key=value replaces a value of the configuration. Of a setting "
@@ -79,13 +73,12 @@ class Parser(argparse.ArgumentParser):
                           help="list the keys of the configuration, or those with PART in their names, and end")
 
     def add_flag(self, name: str, help: str) -> None:
-        """--name, --name=true or --name=false."""
         self.add_argument(name, nargs="?", const=True, default=False, type=parse_bool, metavar="true|false", help=help)
 
     def parse_overrides(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-        """Options, and the `key=value` of each --config.key=value or --config.key value, in order. Raises ValueError.
+        """Options, and the `key=value` of each --config.key=value or --config.key value, in order.
 
-        `config_arguments` of the options has every other --name=value, for the config file.
+        `config_arguments` of the options has every other --name=value, for the config file. Raises ValueError.
         """
         spelled, mistakes, rest = self._spelled(argv), Mistakes(), []
         with mistakes.collected():
@@ -144,12 +137,10 @@ class Parser(argparse.ArgumentParser):
             raise SettingsError(messages)
 
     def refuse_others(self, options: argparse.Namespace, known: Collection[str] = ()) -> None:
-        """Raise ValueError for arguments unknown to command and config file."""
         others = {name: value for name, value in options.config_arguments.items() if name not in known}
         self.refuse([f"--{name}" if value is None else f"--{name}={value}" for name, value in others.items()], known)
 
     def _nearest(self, argument: str, others: list[str]) -> str:
-        """What was probably meant, or ""."""
         name = argument.partition("=")[0]
         key = name.lstrip("-")
         if self.takes_config:

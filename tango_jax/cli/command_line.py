@@ -20,7 +20,6 @@ from tango_jax.runtime.checks import Mistakes, cut, folder_to_write, shortened
 from tango_jax.runtime.failures import drop_broken_output, ends_in_one_line
 from tango_jax.weights.source import NUMERICS
 
-# Sizes of compiled shapes of a role, and the limit that they must stay below.
 BUCKETS = {"prompt_buckets": "max_prompt", "cache_buckets": "max_response"}
 
 
@@ -65,7 +64,6 @@ def _load_options(
 
 
 def _split(path: str) -> tuple[str, str]:
-    """The config, and the argument after its colon."""
     # A run's folder may have a colon in its name.
     file, _, argument = (path, "", "") if path.endswith(".json") else path.partition(":")
     return file, argument
@@ -145,7 +143,6 @@ def add_note(config: ConfigDict, line: str) -> None:
 
 
 def print_config(config: ConfigDict) -> None:
-    """Every key=value, with other defaults and values that a checkpoint overrules as comments."""
     defaults, lines = flatten(default_config()), []
     for key, value in flatten(config).items():
         role, _, field = key.partition(".model.")

@@ -25,8 +25,6 @@ from tango_jax.runtime.user_code import MAX_PATH, run_file, what_failed
 
 
 class ConfigFile(NamedTuple):
-    """A config file that has been run."""
-
     path: str  # as it is named in messages
     get_config: Callable[..., Any]
     complete: Callable[..., None] | None  # (config, names of the keys that the command line sets)
@@ -89,7 +87,6 @@ def load_shipped(name: str, argument: str = "", **arguments: str) -> ConfigDict:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """{name: file}."""
     package = Path(__file__).parents[1]
     # Installed: in the package (pyproject.toml). In a checkout: next to it.
     folder = package / "configs"
@@ -207,14 +204,12 @@ def _wrong_type(key: str, value: Any, default: Any) -> str:
 
 
 def is_like(default: Any, value: Any, key: str) -> bool:
-    """Whether a value has its default's type, and a tuple's elements theirs."""
     if type(value) is not type(default):
         return False
     return not isinstance(value, tuple) or all(type(item) is element_type(key) for item in value)
 
 
 def element_type(key: str) -> type:
-    """The type of a tuple's elements."""
     allowed = KEYS[key].allowed
     return type(allowed.low) if isinstance(allowed, Range) else str
 
@@ -234,7 +229,6 @@ def _shipped_file(name: str) -> Path:
 
 
 def _no_config(text: str) -> str:
-    """A message with the nearest shipped name."""
     names = list(shipped_configs())
     near = difflib.get_close_matches(Path(text).stem, names, n=1, cutoff=0.5)
     meant = f" (did you mean {near[0]}?)" if near else ""

@@ -16,7 +16,6 @@ from tango_jax.tasks.tagged_examples import read_stage_one
 from tango_jax.tasks.user_task import load_user_task
 
 FILE_KEYS = ("train", "test", "stage_one")  # of task; for problems from files
-# Settings that limit the lengths of synthetic problems.
 LENGTHS = tuple(f"{role}.{name}" for role in ROLES for name in ("max_", "pack_length", "sft.pack_length"))
 
 
@@ -84,7 +83,6 @@ def _check_count(config: ConfigDict, mistakes: Mistakes) -> None:
 
 
 def _count_problems(source: str) -> int | None:
-    """None for what the hub holds."""
     if source in BENCHMARKS:
         return None
     if source.startswith(HUB_PREFIX):

@@ -23,8 +23,7 @@ SIZES = (
 
 
 def validate(config: ConfigDict) -> None:
-    """Raises SettingsError (a ValueError) with everything that is wrong. Pairs of numbers are only checked where each
-    is in its range."""
+    """Raises SettingsError with everything that is wrong. Pairs of numbers are checked if each is in its range."""
     check_keys(config)
     mistakes = Mistakes()
     with mistakes.collected():
@@ -55,7 +54,6 @@ def validate(config: ConfigDict) -> None:
         _check_one_policy(config, mistakes)
     method = None
     with mistakes.collected():
-        # A rehearsal of the turns needs complete settings.
         if mistakes.messages:
             load_parts(config)
         else:

@@ -19,10 +19,7 @@ MIN_EVALUATIONS = 3
 
 @contextlib.contextmanager
 def live_curves(workdir: Path, title: str, every_s: float = 5.0) -> Iterator[Console]:
-    """Yields the console for `train`. A thread reads the run's files and redraws its curves in this cell.
-
-    The log goes to WORKDIR/log.txt; its latest line is shown below the curves.
-    """
+    """Yields the console for `train`, which logs to WORKDIR/log.txt, and redraws the run's curves in this cell."""
     workdir.mkdir(parents=True, exist_ok=True)
     losses, curves, line = DisplayHandle(), DisplayHandle(), DisplayHandle()
     losses.display(HTML(""))
@@ -53,7 +50,6 @@ def live_curves(workdir: Path, title: str, every_s: float = 5.0) -> Iterator[Con
 
 
 def draw_stage_one(workdir: Path, title: str) -> Image | None:
-    """Held-out losses; None before the first."""
     losses = {role: read_metrics(path) for role in ROLES if (path := workdir / f"sft/{role}/metrics.jsonl").exists()}
     return show(loss_figure(losses, f"{title}: stage 1")) if any(losses.values()) else None
 

@@ -30,8 +30,6 @@ KNOWN_SIGNS = "↵→∅"
 
 
 class Strip(NamedTuple):
-    """One sequence of tokens or other pieces of text."""
-
     label: str
     texts: Sequence[str]
     colours: Sequence | None = None  # one per piece; None: all grey
@@ -113,10 +111,7 @@ def _draw_legend(axes: Axes, top: float, legend: Mapping[str, str]) -> None:
 
 
 def rollout_figure(rows: Sequence[dict]) -> Figure:
-    """Draw rollouts of a dump (rollout_dump.read_rollouts).
-
-    A step has the colour of its judgement, its reward and the advantage of its last token. The label has the verdict
-    and whether the answer is right.
+    """Rollouts of a dump (rollout_dump.read_rollouts). A step shows judgement, reward and its last token's advantage.
     """
     strips = []
     for row in rows:
@@ -196,7 +191,6 @@ def bars_figure(title: str, values: Mapping[str, float], label: str) -> Figure:
 
 
 def loss_figure(losses: Mapping[str, Sequence[dict]], title: str) -> Figure:
-    """Held-out loss of stage 1, by role, from rows of metrics.jsonl."""
     figure = make_figure("", WIDTH_INCHES, 2.6, DPI)
     axes = figure.subplots()
     axes.set_title(_printable(title), fontsize=10, fontweight="bold")
@@ -235,13 +229,11 @@ def _page(title: str, height: float) -> tuple[Figure, Axes]:
 
 
 def _with_blanks(text: str) -> str:
-    """Makes leading and trailing blanks visible."""
     inner = text.strip(" ")
     before = len(text) - len(text.lstrip(" "))
     return _printable("·" * before + inner + "·" * (len(text) - before - len(inner)))
 
 
 def _printable(text: str) -> str:
-    """Shows newlines, and a question mark for characters that the font lacks."""
     shown = text.translate(SIGNS)
     return "".join(c if c in KNOWN_SIGNS or (c.isprintable() and ord(c) < KNOWN_LETTERS) else "?" for c in shown)

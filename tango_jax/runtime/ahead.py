@@ -1,7 +1,4 @@
-"""Compiles jitted functions from the shapes of their arguments, some at a time, before the first call.
-
-Shapes of results can be arguments of the next function. JAX caches the programs for later calls.
-"""
+"""Compiles jitted functions before their first call. The result's shapes can be arguments of the next function."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

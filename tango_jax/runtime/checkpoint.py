@@ -1,9 +1,7 @@
 """Checkpoints that survive kills, full disks and flipped bytes.
 
-Each step is a folder `<directory>/<step>/` with all arrays and a JSON record. Orbax writes it under a temporary name;
-then it is sealed and renamed. A restore that finds a changed byte falls back to the previous step.
-
-The seal is `manifest.sha256`, in the format of `sha256sum -c`, and `seal.json` with the step and the number of files.
+Orbax writes each step, arrays and a JSON record, under a temporary name; then `<directory>/<step>/` is sealed and
+renamed. The seal is `manifest.sha256`, for `sha256sum -c`, and `seal.json`, with the step and the number of files.
 """
 
 import contextlib
@@ -76,10 +74,7 @@ class Checkpointer:
         return max(self.steps(), default=None)
 
     def save(self, step: int, state: Any, meta: dict) -> None:
-        """Write one step and wait for the disk. `meta` must be JSON.
-
-        Raises CheckpointError if the write fails (e.g. the disk is full) or a later step exists.
-        """
+        """Write one step and wait for the disk. `meta` must be JSON. Raises CheckpointError."""
         if step < self._newest:
             raise CheckpointError(f"cannot save step {step}: {self._directory} already holds the later step "
                                   f"{self._newest}; resume from it or use another directory")
@@ -107,7 +102,7 @@ class Checkpointer:
         hosts.from_first(step)  # all wait for the first process
 
     def restore(self, abstract_state: Any) -> Restored | None:
-        """Load the newest intact step; None if there is none. Damaged steps are logged and skipped.
+        """The newest intact step; None if there is none. Damaged steps are logged and skipped.
 
         `abstract_state`: a jax.ShapeDtypeStruct with a sharding for each array. Raises CheckpointError if all steps are
         damaged, or names, shapes or dtypes differ.
@@ -117,8 +112,8 @@ class Checkpointer:
         return None if step == NO_STEP else _load(self._orbax, self._directory, step, abstract_state)
 
     def peek(self, abstract_state: Any) -> Restored | None:
-        """Step and metadata that `restore` would load. Verifies all bytes, so that `restore` need not. Raises like
-        `restore`."""
+        """What `restore` would load, without the arrays. Verifies all bytes, so that `restore` need not. Raises
+        CheckpointError."""
         step = self._choose_step()
         if step == NO_STEP:
             return None
@@ -227,9 +222,9 @@ def _quiet_orbax() -> Iterator[None]:
 
 
 def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> Restored:
-    """Load the newest intact step of a directory that another run may be writing to.
+    """The newest intact step of a directory that another run may write to. Raises CheckpointError.
 
-    `part`, e.g. ("generator", "params"): the branch to read. Raises CheckpointError, also without a complete step.
+    `part`, e.g. ("generator", "params"): the branch to read.
     """
     directory = Path(directory).absolute()
     step = _choose_step(directory)
@@ -242,7 +237,7 @@ def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[st
 def peek_meta(
     directory: str | os.PathLike, abstract_state: Any = None, part: tuple[str, ...] = ()
 ) -> Restored | None:
-    """Step and metadata of the newest checkpoint (`state` is None); None: no step. Verifies only the record's bytes.
+    """Step and metadata of the newest checkpoint (`state` is None); None: no step. Verifies only the record.
 
     Raises CheckpointError if no step has an intact record, or one lacks the arrays of `abstract_state`.
     """
@@ -269,7 +264,6 @@ def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: A
 
 
 def _saved_arrays(path: Path, record: dict, abstract_state: Any, part: tuple[str, ...]) -> str:
-    """The prefix of the names of a part, once its arrays are checked."""
     prefix = "".join(f"{name}/" for name in part)
     saved = {name.removeprefix(prefix): array for name, array in record["arrays"].items() if name.startswith(prefix)}
     if not saved:
@@ -380,7 +374,6 @@ def sampled_digest(files: Iterable[Path]) -> str:
 
 
 def commit(saving: Path, final: Path) -> None:
-    """Rename a sealed folder; replaces one of that name."""
     replaced = final.with_name(f"{final.name}{REPLACED}")
     if final.exists():
         os.replace(final, replaced)
@@ -413,7 +406,6 @@ def _manifest_text(digests: dict[str, str]) -> str:
 
 
 def _read_manifest(folder: Path) -> dict[str, str]:
-    """name -> sha256."""
     text = (folder / MANIFEST).read_bytes().decode("utf-8")
     expected = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", text, re.MULTILINE)}
     if not expected or _manifest_text(expected) != text:
@@ -429,7 +421,6 @@ def _seal_damage(folder: Path, num_files: int) -> str | None:
 
 
 def _file_names(folder: Path) -> list[str]:
-    """Relative paths of all files but the manifest."""
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
     return sorted(names - {MANIFEST})
 

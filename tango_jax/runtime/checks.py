@@ -41,7 +41,6 @@ def local_path(name: str, text: str | os.PathLike) -> Path:
 
 
 def folder_to_write(name: str, text: str | os.PathLike) -> Path:
-    """The folder's path; it need not exist. Raises ValueError if it cannot be written."""
     path = local_path(name, text)
     nearest = next((place for place in (path, *path.absolute().parents) if os.path.lexists(place)), path)
     if not nearest.is_dir():
@@ -53,7 +52,6 @@ def folder_to_write(name: str, text: str | os.PathLike) -> Path:
 
 
 def file_to_write(name: str, text: str | os.PathLike) -> Path:
-    """The file's path; it need not exist. Raises ValueError if it cannot be written."""
     path = local_path(name, text)
     require(not path.is_dir(), f"{name}={text} is a folder; name a file in it")
     folder_to_write(name, path.parent)
@@ -112,13 +110,11 @@ class Mistakes:
         return any(message.startswith(beginnings) for message in self.messages)
 
     def require(self, condition: bool, message: str) -> bool:
-        """Note the message unless the condition holds; returns the condition."""
         if not condition:
             self.add(message)
         return condition
 
     def one_of(self, name: str, value: Any, choices: Iterable[str]) -> bool:
-        """Note a value that is none of the choices; returns whether it is one."""
         with self.collected():
             one_of(name, value, choices)
             return True

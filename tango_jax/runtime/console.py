@@ -43,7 +43,6 @@ class Console:
         self._line_at = self.clock()
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Columns of numbers are aligned to the right."""
         def cell(value: Any) -> Text:
             return Text(on_one_line(format_number(value), self.encoding))
 
@@ -57,7 +56,6 @@ class Console:
         self._line_at = self.clock()
 
     def stage(self, title: str, total: int, done: int = 0) -> "Stage":
-        """A context manager for `total` steps; an earlier run made `done` of them."""
         return Stage(self, title, total, done)
 
     @contextlib.contextmanager
@@ -104,8 +102,6 @@ def working(text: str) -> Iterator[None]:
 
 
 class Stage:
-    """Made by Console.stage."""
-
     def __init__(self, console: Console, title: str, total: int, done: int):
         self._console, self._total, self._done = console, total, done
         self._title = on_one_line(title, console.encoding)
@@ -134,7 +130,6 @@ class Stage:
         self.log(f"{verb} after {seconds}")
 
     def begin(self, phase: str) -> None:
-        """The first phase of a stage is logged."""
         self._phase, self._metrics = on_one_line(phase, self._console.encoding), {}
         self._is_begun, self._part, self._since = True, "", self._console.clock()
         if not self._announced:
@@ -171,7 +166,6 @@ class Stage:
             self._print_line()
 
     def seconds_per_step(self) -> float | None:
-        """Mean over recent steps; None before the first."""
         (start, first), (end, last) = self._marks[0], self._marks[-1]
         return (end - start) / (last - first) if last > first else None
 
@@ -187,7 +181,6 @@ class Stage:
 
 
 def format_number(value: Any) -> str:
-    """Floats with three significant digits."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"

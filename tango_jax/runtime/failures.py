@@ -16,7 +16,6 @@ from tango_jax.runtime.checks import SettingsError
 from tango_jax.runtime.model_text import error_line
 from tango_jax.runtime.termination import INTERRUPTED
 
-# Exit codes; more in termination.py and hosts.py.
 FAILED = 1  # the machine or the model: a full disk, no memory, a loss that is not finite
 MISTAKE = 2  # something that the user can mend: arguments, settings, files
 
@@ -48,7 +47,6 @@ def typed_command(command: str) -> str:
 
 
 def is_bug(error: BaseException) -> bool:
-    """A bug keeps its traceback."""
     return not isinstance(error, EXPECTED) or isinstance(error, _BUGS)
 
 
@@ -87,7 +85,6 @@ class CommandEnd(SystemExit):
 
 
 def leave(line: str, code: int) -> NoReturn:
-    """Print the last line on standard error and end the command."""
     drop_broken_output()
     print(line, file=sys.stderr, flush=True)
     raise CommandEnd(line, code)
@@ -113,7 +110,6 @@ def drop_broken_output() -> None:
 
 
 def _place(error: BaseException) -> str:
-    """File and function of this package that raised."""
     package = str(Path(__file__).parents[1])
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(package)] or frames

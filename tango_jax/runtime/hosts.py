@@ -1,4 +1,4 @@
-"""Several processes, one program: joining them, their shares, and exchanging values.
+"""Several processes, one program.
 
 Each process samples and grades its share of a turn's problems. They exchange records, so that each computes metrics
 from the whole batch. Arrays on devices never pass through here.
@@ -27,7 +27,6 @@ HEARTBEAT_S = 60  # the job ends if a process is silent for so long
 CONNECT_S = 300  # seconds to wait for the other processes at the start
 # jax's assertion fails for a named platform whose package is missing.
 _NO_DEVICE = (RuntimeError, AssertionError)
-# Sizes of the two messages, and of the length at the start of the first.
 _FIRST_MESSAGE_BYTES, _CHUNK_BYTES, _LENGTH_BYTES = 4096, 2**20, 8
 
 
@@ -38,9 +37,8 @@ class Preempted(Exception):
 class Preemption:
     """SIGTERM and Ctrl-C in a run that saves.
 
-    In a `held` block a signal sets a flag, read between two steps and while sampling; a resumed run repeats the turn
-    that was sampling. Outside, a signal ends the process at once. Several processes must end at the same place: with
-    them a signal always sets the flag.
+    In a `held` block a signal sets a flag, read between two steps and while sampling. Outside, it ends the process at
+    once. Several processes must end at the same place: with them a signal always sets the flag.
     """
 
     def __init__(self, is_watching: bool = True):
@@ -52,7 +50,6 @@ class Preemption:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """A block with unsaved work."""
         if self._is_watching:
             termination.hold()
         yield
@@ -75,8 +72,7 @@ class Preemption:
             raise Preempted
 
     def ends_sampling(self, show_fn: Callable[[str], None]) -> Callable[[str], None]:
-        """`show_fn`, called while sampling, that also raises Preempted on a signal. Several processes end between
-        turns."""
+        """`show_fn`, called while sampling; raises Preempted on a signal. Several processes end between turns."""
 
         def show(part: str) -> None:
             if self._is_watching and termination.is_requested() and jax.process_count() == 1:
@@ -87,10 +83,10 @@ class Preemption:
 
 
 def connect() -> None:
-    """Join the other processes of the job, before the first array is made. Raises ValueError for wrong variables.
+    """Join the job's other processes, before the first array is made. Raises ValueError for wrong variables.
 
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID describe the job. With TANGO_DISTRIBUTED=1 instead,
-    jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID describe the job. With TANGO_DISTRIBUTED=1, jax asks
+    the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
     """
     given = [name for name in _EXPLICIT if os.environ.get(name)]
     is_asked_for = os.environ.get("TANGO_DISTRIBUTED") == "1"
@@ -126,7 +122,6 @@ def _explicit_settings(given: Sequence[str]) -> dict[str, str | int]:
 
 
 def is_first() -> bool:
-    """The first process writes logs and results."""
     return jax.process_index() == 0
 
 

@@ -1,7 +1,6 @@
 """Downloads files from the Hugging Face hub at a revision: `owner/name@revision`.
 
-A revision is a commit, a tag or a branch (also refs/pr/N and refs/convert/NAME). Without a commit, a warning names the
-commit and how to pin it.
+A revision is a commit, a tag or a branch (also refs/pr/N and refs/convert/NAME).
 """
 
 import logging
@@ -43,7 +42,7 @@ def download(
     Args:
         repo_type: "dataset", or None for a model.
         fallback: the revision if `hub_id` has none; default: the main branch.
-        form: how the config writes the id, with {} for `owner/name@revision`, for messages.
+        form: how messages show `owner/name@revision`, which replaces {}.
 
     Raises ValueError with the repository, the reason and the fix.
     """
@@ -69,7 +68,6 @@ def download(
 
 
 def _explain(error: Exception, hub_id: HubId, repo_type: str | None, fallback: str | None) -> tuple[str, str]:
-    """(Why a download failed, what to do)."""
     from huggingface_hub import constants, errors
 
     is_data = repo_type == "dataset"

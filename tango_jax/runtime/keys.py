@@ -25,7 +25,6 @@ class Range(NamedTuple):
     why: str = ""  # the reason or the fix, for the end of the error message
 
     def check(self, shown: str, value: float) -> None:
-        """Raises ValueError; `shown` names the setting and its value."""
         if value == self.also:
             return
         held = _in_float32(value) if isinstance(value, float) else value
@@ -35,7 +34,6 @@ class Range(NamedTuple):
         raise ValueError(f"{shown} must {self._words(value)}{note}{self.why}")
 
     def __str__(self) -> str:
-        """For lists of keys."""
         also = f"{self.also:g}, or " if self.also is not None else ""
         low = f"{'above' if self.is_above else 'at least'} {self.low:g}"
         if self.high in (LARGEST_INT, LARGEST_FLOAT):
@@ -60,7 +58,6 @@ class Range(NamedTuple):
 
 
 def _in_float32(value: float) -> float:
-    """As a device computes with it."""
     with np.errstate(over="ignore", under="ignore"):
         held = float(np.float32(value))
     return 0.0 if abs(held) < SMALLEST_FLOAT else held

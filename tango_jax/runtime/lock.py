@@ -1,7 +1,6 @@
-"""One run at a time in a workdir: a second start is refused before it touches anything.
+"""One run at a time in a workdir.
 
-The kernel locks `<workdir>/run.lock` and frees it however the process ends. The file names the process, for messages.
-In a job of several processes the first holds the lock.
+The kernel locks `<workdir>/run.lock` and frees it however the process ends. In a job the first process holds it.
 """
 
 import contextlib
@@ -23,8 +22,7 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # from file systems 
 
 @contextlib.contextmanager
 def locked(workdir: Path, console: Console) -> Iterator[None]:
-    """Make the workdir and keep it for this job. All processes must call this. Raises ValueError if it is in use or
-    cannot be written."""
+    """All processes must call this. Raises ValueError if the workdir is in use or cannot be written."""
     workdir, was_there = Path(workdir), os.path.lexists(workdir)
     file = workdir / LOCK_FILE
     # A soft lock would outlive a process killed on another host.

@@ -10,12 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Memory limits of a container, control groups version 2 and 1.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def num_cpus() -> int:
-    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -29,7 +29,6 @@ def error_line(error: object) -> str:
 
 
 def markdown_fence(text: str) -> str:
-    """A fenced code block that the text cannot end."""
     shown = _escaped(text)
     fence = "`" * max(3, _longest_run(shown) + 1)
     return f"{fence}text\n{shown}\n{fence}"
@@ -47,7 +46,6 @@ def markdown_code(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """A code span in a table's cell."""
     return markdown_code(text).replace("|", r"\|")
 
 

@@ -25,10 +25,7 @@ _INSTALLED = {Path(__file__).parents[1], *map(Path, sysconfig.get_paths().values
 
 def text_of(value: Any, name: str) -> str:
     """The source of an object's functions, and a digest of its fields, closures, defaults, bound arguments, and what
-    its functions read from their modules. Equal in every process.
-
-    Code of installed packages and of this one counts by name. Raises ValueError for an open file, a lock and the like.
-    """
+    its functions read from their modules. Code of installed packages counts by name. Raises ValueError."""
     stream = io.BytesIO()
     writer = _Writer(stream)
     try:
@@ -62,7 +59,6 @@ class _Writer(pickle.Pickler):
             return (value.fget,)
         if isinstance(value, types.MappingProxyType):
             return dict(value)
-        # jax.jit, functools.cache, staticmethod, classmethod.
         return (value.__wrapped__,) if hasattr(value, "__wrapped__") else None
 
     def _code(self, value: Any) -> Any:
@@ -102,7 +98,6 @@ def _source(code: types.CodeType) -> Any:
 
 
 def _names_read(code: types.CodeType) -> set[str]:
-    """Names that a function reads from its module."""
     own = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
     return own.union(*(_names_read(one) for one in code.co_consts if isinstance(one, types.CodeType)))
 

@@ -48,7 +48,6 @@ def set_allocator(keeps_freed_memory: bool) -> bool:
 
 
 def return_freed_memory() -> None:
-    """Does nothing if `set_allocator` keeps freed memory."""
     libc = None if _keeps_freed_memory else _libc("malloc_trim")
     if libc is not None:
         libc.malloc_trim(0)
@@ -93,7 +92,6 @@ def process_facts() -> dict[str, Any]:
 
 
 def _command() -> str:
-    """The command line; `python` in another program, such as a notebook."""
     program = Path(sys.argv[0]) if sys.argv else Path()
     if program.parent == _PACKAGE:
         return shlex.join(["python", "-m", f"{_PACKAGE.name}.{program.stem}", *sys.argv[1:]])
@@ -120,7 +118,6 @@ def _code() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str | None:
-    """None after an error."""
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # it only reads
     try:
         done = subprocess.run(["git", "-C", str(_PACKAGE), *arguments], capture_output=True, text=True,

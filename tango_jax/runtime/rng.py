@@ -1,6 +1,4 @@
-"""Random keys as a pure function of (seed, names, counters): resumed runs repeat them.
-
-Computed on the host: an eager jax.random call between steps would be compiled and dispatched alone.
+"""Random keys as a pure function of (seed, names, counters), computed on the host: jax.random would compile for each.
 """
 
 import zlib

@@ -1,8 +1,7 @@
 """SIGTERM, which schedulers send before they take a machine away, and Ctrl-C (SIGINT).
 
 While a run has unsaved work (`hold`), a signal sets a flag; the run reads it between steps and while sampling, saves
-and stops. At other times a signal ends the process at once. SIGTERM ends with code 75, which tells a launcher to start
-the same command again, Ctrl-C with 130. A second Ctrl-C raises KeyboardInterrupt anywhere.
+and stops. At other times a signal ends the process at once. A second Ctrl-C raises KeyboardInterrupt anywhere.
 
 tango_jax/__init__.py calls this first, so nothing here imports jax.
 """
@@ -23,8 +22,6 @@ _SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 
 class _Watch:
-    """The flags of the process; one instance."""
-
     is_terminated = False  # SIGTERM came
     is_interrupted = False  # Ctrl-C came while there was unsaved work
     is_held = False  # there is unsaved work
@@ -60,11 +57,8 @@ _watch = _Watch()
 def watch(is_starting: bool = False, is_silent: bool = False) -> None:
     """Install the handlers; again after a library has replaced them, as jax does when it joins other processes.
 
-    Does nothing outside the main thread, where Python allows no handlers. Ctrl-C is left alone where it is ignored (a
-    shell's background jobs) or handled by another program.
-
-    `is_starting`: Ctrl-C ends the process without a KeyboardInterrupt. `is_silent`: another process prints the
-    messages.
+    Does nothing outside the main thread, where Python allows no handlers. `is_starting`: Ctrl-C ends the process
+    without a KeyboardInterrupt. `is_silent`: another process prints the messages.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -75,7 +69,6 @@ def watch(is_starting: bool = False, is_silent: bool = False) -> None:
 
 
 def is_requested() -> bool:
-    """Whether to stop once the work is saved."""
     return _watch.is_terminated or _watch.is_interrupted
 
 
@@ -92,7 +85,6 @@ def leave_interrupts() -> None:
 
 
 def hold() -> None:
-    """From now on, signals only set flags."""
     _watch.is_held = True
 
 

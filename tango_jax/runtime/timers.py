@@ -28,7 +28,6 @@ class CompileCounter:
         self._warm_at = len(self.compilations)
 
     def late(self) -> list[str]:
-        """Compilations since mark_warm()."""
         return [] if self._warm_at is None else self.compilations[self._warm_at:]
 
     def __enter__(self) -> "CompileCounter":

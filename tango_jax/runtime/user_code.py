@@ -1,7 +1,7 @@
-"""Runs users' code: config files, and what settings name as `FILE.py:name` or `package.module:name`. Within `given`,
-`python:name` names an object of a Python program.
+"""Runs users' code. Its errors become one-line ValueErrors with file and line.
 
-An error in such code becomes a one-line ValueError with file and line.
+Settings name it as `FILE.py:name`, `package.module:name` or, within `given`, `python:name`: an object of a Python
+program.
 """
 
 import contextlib
@@ -59,9 +59,7 @@ class UserFunction:
         return (code.co_filename, code.co_firstlineno) if code else (self.name.rpartition(":")[0], None)
 
     def call(self, *args: Any, about: str = "", limit_s: int = 0) -> Any:
-        """Raises ValueError if the function fails or takes more than `limit_s` seconds (0: no limit; main thread only).
-
-        `about`: the end of the message: what the function was called for.
+        """`about`: the end of an error message. `limit_s`: seconds; 0: no limit; main thread only. Raises ValueError.
         """
         try:
             with _time_limit(limit_s):
@@ -70,7 +68,6 @@ class UserFunction:
             raise self._error(what_failed(*self.place, error), about) from error
 
     def refuse(self, reason: str, about: str = "") -> NoReturn:
-        """Raise the ValueError about what the function returned."""
         raise self._error(f"{_shown_place(*self.place)}: {reason}", about)
 
     def _error(self, reason: str, about: str) -> ValueError:
@@ -78,7 +75,6 @@ class UserFunction:
 
 
 def is_user_code(text: str) -> bool:
-    """Whether a setting names a user's function, not a built-in."""
     return ":" in text
 
 
@@ -121,7 +117,6 @@ def given(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 
 def _add(named: dict[str, Any], value: Any) -> str:
-    """Store under an unused name, which is returned."""
     name = getattr(value, "__name__", None) or getattr(value, "label", None) or type(value).__name__
     name = re.sub(r"\W+", "_", name).strip("_") or "object"
     name += f"_{len(named) + 1}" * (name in named and named[name] is not value)
@@ -135,7 +130,6 @@ class Source(NamedTuple):
 
 
 def source_digest(text: str) -> str:
-    """SHA-256 of `sources`. Raises ValueError."""
     return hashlib.sha256(b"".join(source.content for source in sources("function", text))).hexdigest()
 
 
@@ -159,7 +153,6 @@ def sources(key: str, text: str) -> list[Source]:
 
 
 def _functions_in(value: Any) -> Iterator[Callable]:
-    """Of a record, or the function itself."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = vars(value)
     if isinstance(value, functools.partial):
@@ -202,8 +195,8 @@ def _article(name: str) -> str:
 
 
 def run_file(path: str, source: bytes | None = None) -> types.ModuleType:
-    """Run a Python file, or `source` in its place, and return its module. The running script is not run again: its
-    module is returned as it is. Raises ValueError if the file runs itself, and whatever it raises."""
+    """Run a Python file, or `source` in its place. The running script is not run again: its module is returned as it
+    is. Raises ValueError if the file runs itself, and whatever it raises."""
     # Import would mistake a version compiled within the same second for the new one.
     file = local_path("path", path)
     main = sys.modules["__main__"]
@@ -259,7 +252,6 @@ def _import(name: str) -> types.ModuleType:
 
 
 def _make_importable(folder: Path) -> None:
-    """Code can import its neighbours, like a script."""
     if str(folder.absolute()) not in sys.path:
         sys.path.append(str(folder.absolute()))  # at the end, where it hides no package
 
