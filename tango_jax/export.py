@@ -2,9 +2,9 @@
 
     python -m tango_jax.export --workdir=runs/last_letter --role=generator --out=exported/generator
 
-Adapters are merged into their base; --adapter exports them alone, as a folder of the peft library.
-Exports the newest checkpoint in DIR: that of stage 2 if there is one, otherwise that of stage 1. With --config=FILE
-(and --config.key=value), the command fails unless the run was made with these settings.
+The newest checkpoint is exported, from stage 2 if there is one, otherwise from stage 1. Adapters are merged into their
+base; --adapter exports them alone, as a folder of the peft library. With --config=FILE (and --config.key=value), the
+command fails unless the run was made with these settings.
 """
 
 import json

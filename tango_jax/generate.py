@@ -1,13 +1,12 @@
-"""Stage 0: a teacher writes tagged solutions to the problems of `task.train`, for the generator to imitate in stage 1.
+"""Stage 0: a teacher writes tagged solutions to the problems of `task.train`. Stage 1 of the generator imitates them.
 
     python -m tango_jax.generate --config=llama3_1_70b_teacher --workdir=runs/teacher
 
-The teacher is generator.checkpoint, prompted like the generator (template, use_chat, max_prompt, max_response and
-buckets). The keys under `generate` set how many solutions it writes, how they are sampled and which are kept. DIR/parts
-holds all solutions, DIR/train.parquet and DIR/validation.parquet the kept ones, and DIR/counts.json their numbers. The
-same command resumes where it stopped, and grades again if the file of
-`task.grader` has. With --config.task.stage_one=DIR, stage 1 of a run trains on the first file and measures its held-out
-loss on the second.
+The teacher is generator.checkpoint, with the generator's prompts (template, use_chat, max_prompt, max_response and
+buckets). The keys under `generate` set how many solutions are sampled, how, and which are kept. DIR/parts holds all
+solutions, DIR/train.parquet and DIR/validation.parquet the kept ones, DIR/counts.json their numbers. The same command
+resumes; it grades again if the file of `task.grader` has changed. With --config.task.stage_one=DIR, stage 1 trains on
+train.parquet and measures its held-out loss on validation.parquet.
 """
 
 import dataclasses

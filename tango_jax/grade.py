@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_rows(path: Path, skip_bad_rows: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of a JSONL file, and a message for each skipped row. Raises ValueError for a bad row unless skipping."""
+    """The rows of a JSONL file, and a message for each skipped row. Raises ValueError for a bad row unless it is
+    skipped."""
     rows, skipped = [], []
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):

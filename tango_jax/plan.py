@@ -1,20 +1,20 @@
-"""Plans a run before a machine is rented: memory of each device, and predicted times.
+"""Plans a run before you rent a machine: memory of each device, and predicted times.
 
     python -m tango_jax.plan --config=qwen2_5_math_7b --target=a100-80gb:32 [--json]
 
 compiles the run's jitted functions for the target from shapes alone, without weights, hub or accelerator. own_problems
-is fitted to the target. A checkpoint is a folder, a .gguf file, a workdir, or a hub id whose sizes are known
+is fitted to the target. A checkpoint is a folder, a .gguf file, a workdir, or a hub id with known sizes
 (weights/presets.py). The target's compiler is a package in the release of the installed jax: jax-cuda12-plugin,
 jax-cuda12-pjrt and nvidia-cudnn-cu12 for GPUs, libtpu for TPUs. Without it, virtual CPU devices stand in, and memory is
 only roughly right.
 
-Without a configuration, --target=l4:1 lists which published models fit, trained in full and with adapters, and how long
-a turn takes, in half a minute.
+Without a configuration, --target=l4:1 lists in half a minute which published models fit, trained in full and with
+adapters, and how long a turn takes.
 
 Times are intervals, from the quickest to the slowest published measurement of such work. --measured=RUN compares the
-phases of a finished run (its workdir) with what is predicted for it.
+phases of a finished run (its workdir) with their prediction.
 
-Exit code 0, also where the run does not fit (`fits` says so); 2 for a mistake.
+Exit code 0, also where the run does not fit (see `fits`); 2 for a mistake.
 """
 
 import functools

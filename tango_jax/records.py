@@ -1,5 +1,4 @@
-"""Every record that passes between stages of the loop, in the order of the data flow. Axis letters:
-tango_jax/README.md."""
+"""Records between stages of the loop, in the order of the data flow. Axis letters: tango_jax/README.md."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,11 +4,11 @@
     python -m tango_jax.report runs/ablation --out=ablation.html
     python -m tango_jax.report runs/long --bundle=report
 
-RUN is the workdir of a run, or a folder that holds several (an ablation). Runs of the same arm and settings are seeds
-of one line; what differs between lines labels them. The file needs no network: open it from disk, or send it. It holds
-up to 20,000 rollouts and 19 MB; --bundle=DIR writes a folder instead, without limits, whose index.html can be opened
-from disk, too. While a run goes on, the same command writes the report anew; --watch=60 repeats it every 60 s until all
-runs are finished, and the browser's reload shows the newest state, with the same rollout open.
+RUN is the workdir of a run, or a folder with several (an ablation). Runs of the same arm and settings are seeds of one
+line; labels show what differs between lines. The file needs no network: open it from disk, or send it. It holds up to
+20,000 rollouts and 19 MB. --bundle=DIR writes a folder without limits; open its index.html. During a run, the same
+command writes the report anew; --watch=60 repeats it every 60 s until all runs are finished. Reload the page to see the
+newest state, with the same rollout open.
 """
 
 import sys

@@ -1,5 +1,4 @@
-"""The keys of one policy, `generator.*` or `verifier.*`, with the same defaults in both roles; ROLE stands for either.
-"""
+"""The keys of one policy, `generator.*` or `verifier.*`, with the same defaults for both. ROLE stands for either."""
 
 from tango_jax.runtime.keys import (
     COUNT,

@@ -1,14 +1,13 @@
-"""A question in; a generator's solution, judged step by step by a verifier, out, in the terminal.
+"""Samples a generator's solution to a question, and a verifier's judgement of each step, in the terminal.
 
     python -m tango_jax.sample --checkpoint=runs/last_letter --question="cat#1 dog#2"
     python -m tango_jax.sample --checkpoint=MODEL.gguf --verifier=Qwen/Qwen2.5-1.5B-Instruct --use_chat < question.txt
 
-A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run. The templates and lengths of a
-run are used, also of one that was exported. Without --verifier, the workdir's own verifier is used, and any other
-checkpoint judges itself. With --second_try, a solution whose verdict is INCORRECT is followed by another one, before
-which the generator reads both, as the arm second_try learns to. Without --question, every line of standard input is a
-question. Lines written by a model start with "| ", so that they cannot be mistaken for output of this command; control
-characters are shown as escapes (model_text.py).
+A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run. Runs and their exports keep
+their templates and lengths. Without --verifier, the workdir's verifier judges; any other checkpoint judges itself. With
+--second_try, after the verdict INCORRECT the generator reads its solution and the judgement, and solves again, as in
+the arm second_try. Without --question, every line of standard input is a question. Lines written by a model start with
+"| ", which sets them apart from output of this command. Control characters are shown as escapes.
 """
 
 import argparse

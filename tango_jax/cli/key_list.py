@@ -14,8 +14,7 @@ WIDTH = 120
 
 
 def describe_keys(part: str = "") -> str:
-    """Keys with `part` in their names: default, allowed values, meaning, whether a resumed run may change them. Raises
-    ValueError if there are none."""
+    """Keys with `part` in their names; a key of both roles once, as ROLE.name. Raises ValueError if there are none."""
     first, second = (f"{role}." for role in ROLES)
     keys = {f"ROLE.{name.removeprefix(first)}" if name.startswith(first) else name: key
             for name, key in KEYS.items() if not name.startswith(second)}  # fmt: skip

@@ -1,5 +1,4 @@
-"""Checks every setting and option against its declared range. validation.py and task_validation.py check pairs of keys.
-"""
+"""Checks every setting and option against its declared range; validation.py and task_validation.py check pairs."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -62,10 +62,9 @@ def configured(config: ConfigDict, console: Console | None = None) -> Iterator[C
 
 @contextlib.contextmanager
 def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
-    """Around the work of a command that resumes.
+    """Around the work of a command that resumes. A bug keeps its traceback.
 
-    Mistakes, lacks of the machine and Ctrl-C end in one line with a code of failures.py; hosts.PREEMPTED and
-    hosts.PEER_LOST mean: start again.
+    Other failures end in one line with a code of failures.py; hosts.PREEMPTED and hosts.PEER_LOST mean: start again.
     """
     console = Console(enabled=False)
     termination.watch()

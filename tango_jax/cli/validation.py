@@ -71,8 +71,7 @@ def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:
 
 
 def _check_same_stage_one(config: ConfigDict, mistakes: Mistakes) -> None:
-    """A verifier that continues the generator's stage 1 must train what the generator trains: adapters, or all
-    parameters."""
+    """A verifier that continues the generator's stage 1 must train the same: adapters, or all parameters."""
     both = [config[role] for role in ROLES if config[role].sft.steps and not config[role].init_from]
     mistakes.require(
         len(both) < 2 or not both[0].model.lora.rank or both[0].sft.full == both[1].sft.full,

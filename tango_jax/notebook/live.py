@@ -71,7 +71,7 @@ def inline_page(path: Path, height: int = 860) -> HTML:
     """A page of `tango_jax.report`, stored in the saved notebook."""
     page = html.escape(path.read_text(encoding="utf-8"), quote=True)
     style = f"width: 100%; height: {height}px; border: 1px solid #ccc"
-    # The sandbox keeps the page out of the notebook. The div avoids IPython's warning about HTML that starts with an
+    # The sandbox keeps the page out of the notebook. The div avoids IPython's warning about HTML that starts with
     # iframe.
     rights = 'sandbox="allow-scripts allow-modals"'
     return HTML(f'<div><iframe {rights} srcdoc="{page}" style="{style}" title="report of the run"></iframe></div>')

@@ -111,8 +111,7 @@ def _draw_legend(axes: Axes, top: float, legend: Mapping[str, str]) -> None:
 
 
 def rollout_figure(rows: Sequence[dict]) -> Figure:
-    """Rollouts of a dump (rollout_dump.read_rollouts). A step shows judgement, reward and its last token's advantage.
-    """
+    """Rollouts of a dump (rollout_dump.read_rollouts): judgement and reward by step, advantage of its last token."""
     strips = []
     for row in rows:
         verification = (row["verifications"] or [{"judgements": [], "verdict": "none"}])[0]

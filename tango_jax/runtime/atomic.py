@@ -9,8 +9,7 @@ from typing import Any
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
-    """Write text (UTF-8) or bytes, and make the folder. One process at a time. After an OSError the old file is intact.
-    """
+    """Write text (UTF-8) or bytes, one process at a time. Makes the folder. After an OSError the old file is intact."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")

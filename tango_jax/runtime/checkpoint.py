@@ -102,18 +102,17 @@ class Checkpointer:
         hosts.from_first(step)  # all wait for the first process
 
     def restore(self, abstract_state: Any) -> Restored | None:
-        """The newest intact step; None if there is none. Damaged steps are logged and skipped.
+        """The newest intact step, or None. Damaged steps are logged and skipped. Raises CheckpointError.
 
-        `abstract_state`: a jax.ShapeDtypeStruct with a sharding for each array. Raises CheckpointError if all steps are
-        damaged, or names, shapes or dtypes differ.
+        `abstract_state`: a jax.ShapeDtypeStruct with a sharding for each array.
         """
         step = self._choose_step()
         self._newest = step  # any later step on disk is damaged, so the next save may replace it
         return None if step == NO_STEP else _load(self._orbax, self._directory, step, abstract_state)
 
     def peek(self, abstract_state: Any) -> Restored | None:
-        """What `restore` would load, without the arrays. Verifies all bytes, so that `restore` need not. Raises
-        CheckpointError."""
+        """What `restore` would load, without arrays. Verifies all bytes, so that `restore` need not. Raises like
+        `restore`."""
         step = self._choose_step()
         if step == NO_STEP:
             return None
@@ -132,7 +131,7 @@ class Checkpointer:
             raise CheckpointError(f"cannot use checkpoint directory {self._directory}: {error}") from error
 
     def _choose_step(self) -> int:
-        """Like the function, but does not reread what `peek` has verified."""
+        """Does not reread what `peek` has verified."""
         if self._verified is not None:
             step, files = self._verified
             if hosts.from_first(hosts.is_first() and fingerprint_of_files(self._directory / str(step)) == files):
@@ -222,10 +221,7 @@ def _quiet_orbax() -> Iterator[None]:
 
 
 def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> Restored:
-    """The newest intact step of a directory that another run may write to. Raises CheckpointError.
-
-    `part`, e.g. ("generator", "params"): the branch to read.
-    """
+    """The newest intact step, or else CheckpointError. `part`, e.g. ("generator", "params"): the branch to read."""
     directory = Path(directory).absolute()
     step = _choose_step(directory)
     if step == NO_STEP:
@@ -319,8 +315,7 @@ def seal(folder: Path, step: int) -> None:
 
 
 def find_damage(folder: Path, below: str = "") -> str | None:
-    """The first difference from manifest and seal, or None. `below`: prefix of the files that are hashed with the seal.
-    """
+    """The first difference from manifest and seal, or None. `below`: only files with this prefix are hashed."""
     try:
         expected = _read_manifest(folder)
     except (OSError, ValueError) as error:

@@ -19,7 +19,7 @@ def one_of(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def meant(value: Any, choices: Iterable[str]) -> str:
-    """"; did you mean ...?" with the nearest choice, or ""."""
+    """For messages about `value`, which is none of the choices."""
     near = difflib.get_close_matches(str(value), [one for one in choices if one], n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 

@@ -85,8 +85,8 @@ class Preemption:
 def connect() -> None:
     """Join the job's other processes, before the first array is made. Raises ValueError for wrong variables.
 
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID describe the job. With TANGO_DISTRIBUTED=1, jax asks
-    the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID describe the job. Without them, TANGO_DISTRIBUTED=1
+    lets jax ask the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
     """
     given = [name for name in _EXPLICIT if os.environ.get(name)]
     is_asked_for = os.environ.get("TANGO_DISTRIBUTED") == "1"
@@ -203,8 +203,7 @@ def compile_exchange() -> None:
 
 
 def _exchange(value: Any) -> list:
-    """The values of all processes. One message has the pickled length and beginning, chunks the rest: two compiled
-    shapes."""
+    """All processes' values. One message has the pickled length and beginning, chunks the rest: two compiled shapes."""
     own, beginning = pickle.dumps(value), _FIRST_MESSAGE_BYTES - _LENGTH_BYTES
     first = _allgather(struct.pack("<Q", len(own)) + own[:beginning], _FIRST_MESSAGE_BYTES)
     sizes = [struct.unpack("<Q", message[:_LENGTH_BYTES])[0] for message in first]

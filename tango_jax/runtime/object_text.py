@@ -25,7 +25,8 @@ _INSTALLED = {Path(__file__).parents[1], *map(Path, sysconfig.get_paths().values
 
 def text_of(value: Any, name: str) -> str:
     """The source of an object's functions, and a digest of its fields, closures, defaults, bound arguments, and what
-    its functions read from their modules. Code of installed packages counts by name. Raises ValueError."""
+    its functions read from their modules. Equal in every process. Code of packages counts by name. Raises ValueError.
+    """
     stream = io.BytesIO()
     writer = _Writer(stream)
     try:

@@ -100,8 +100,7 @@ def _command() -> str:
 
 @functools.cache
 def _code() -> dict[str, Any]:
-    """Version, source digest, `commit`, and `dirty`: whether the package differs from it. None without a checkout or
-    git."""
+    """Version, source digest, `commit`, and `dirty` (the package differs from it): None without a checkout or git."""
     source = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         source.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())

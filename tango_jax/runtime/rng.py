@@ -1,5 +1,4 @@
-"""Random keys as a pure function of (seed, names, counters), computed on the host: jax.random would compile for each.
-"""
+"""Random keys as a pure function of (seed, names, counters). The host makes them: eager jax.random is slow."""
 
 import zlib
 

@@ -1,9 +1,8 @@
 """SIGTERM, which schedulers send before they take a machine away, and Ctrl-C (SIGINT).
 
 While a run has unsaved work (`hold`), a signal sets a flag; the run reads it between steps and while sampling, saves
-and stops. At other times a signal ends the process at once. A second Ctrl-C raises KeyboardInterrupt anywhere.
-
-tango_jax/__init__.py calls this first, so nothing here imports jax.
+and stops. At other times a signal ends the process at once: saved files stay whole. A second Ctrl-C raises
+KeyboardInterrupt anywhere. tango_jax/__init__.py calls this first, so nothing here imports jax.
 """
 
 import contextlib
@@ -57,8 +56,9 @@ _watch = _Watch()
 def watch(is_starting: bool = False, is_silent: bool = False) -> None:
     """Install the handlers; again after a library has replaced them, as jax does when it joins other processes.
 
-    Does nothing outside the main thread, where Python allows no handlers. `is_starting`: Ctrl-C ends the process
-    without a KeyboardInterrupt. `is_silent`: another process prints the messages.
+    Does nothing outside the main thread, where Python allows no handlers. Ctrl-C is left alone where it is ignored (a
+    shell's background job) or handled. `is_starting`: Ctrl-C ends the process without a KeyboardInterrupt. `is_silent`:
+    another process prints the messages.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -89,8 +89,7 @@ def hold() -> None:
 
 
 def release() -> None:
-    """Everything is saved: act on a signal that came, and at once on later ones. Raises KeyboardInterrupt after Ctrl-C.
-    """
+    """Everything is saved: act on a signal that came, and at once on later ones. May raise KeyboardInterrupt."""
     _watch.is_held = False
     _watch.end_if_free()
     if _watch.is_interrupted:
@@ -98,7 +97,7 @@ def release() -> None:
 
 
 def end_with_parent() -> None:
-    """End as by SIGTERM when process PARENT_VARIABLE is gone, so that no worker keeps its workdir locked."""
+    """End as by SIGTERM once process PARENT_VARIABLE is gone, to free the workdir. Children get no such variable."""
     number = os.environ.pop(PARENT_VARIABLE, "")
     if number:
         threading.Thread(target=_wait_for_orphanhood, args=(number,), name="parent", daemon=True).start()

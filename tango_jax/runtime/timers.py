@@ -13,8 +13,7 @@ BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class CompileCounter:
-    """Counts programs handed to XLA in the block, cached ones too. Each is a new shape, dtype or sharding: none after
-    warm-up."""
+    """Counts programs handed to XLA in the block, cached ones too. After warm-up there must be none."""
 
     def __init__(self):
         self.compilations: list[str] = []  # names of the jitted functions

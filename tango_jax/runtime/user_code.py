@@ -1,7 +1,6 @@
 """Runs users' code. Its errors become one-line ValueErrors with file and line.
 
-Settings name it as `FILE.py:name`, `package.module:name` or, within `given`, `python:name`: an object of a Python
-program.
+Settings name it as `FILE.py:name`, `package.module:name` or, within `given`, `python:name` (an object).
 """
 
 import contextlib
@@ -59,8 +58,7 @@ class UserFunction:
         return (code.co_filename, code.co_firstlineno) if code else (self.name.rpartition(":")[0], None)
 
     def call(self, *args: Any, about: str = "", limit_s: int = 0) -> Any:
-        """`about`: the end of an error message. `limit_s`: seconds; 0: no limit; main thread only. Raises ValueError.
-        """
+        """`about`: end of an error message. `limit_s`: seconds; 0: no limit; main thread only. Raises ValueError."""
         try:
             with _time_limit(limit_s):
                 return self.function(*args)
@@ -105,8 +103,8 @@ def load_object(key: str, text: str, kind: type) -> Any:
 
 @contextlib.contextmanager
 def given(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """{key: object} -> {key: `python:name`}, valid within the block; a function goes by its name, a record by its
-    label."""
+    """{key: object} -> {key: `python:name`}, valid within the block. `name` is a function's name or a record's label.
+    """
     named: dict[str, Any] = {}
     names = {key: _add(named, value) for key, value in objects.items()}
     token = _given.set(named)
@@ -220,7 +218,7 @@ def run_file(path: str, source: bytes | None = None) -> types.ModuleType:
 
 
 def what_failed(file: str, line: int | None, error: BaseException) -> str:
-    """"FILE, line N: error", with the file's last line in the traceback, or else `line`."""
+    """The error with file and line: the file's last line in the traceback, or else `line`."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     if isinstance(error, SyntaxError) and not lines:  # in the file itself: nothing of it has run
         line, text = error.lineno, on_one_line(error.msg)
