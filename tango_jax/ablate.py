@@ -38,7 +38,6 @@ from tango_jax.tracking.plots import save_figure
 
 
 def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
-    """Write the summary and the figures of a table. Returns the files, the table's first."""
     files = [plan.workdir / TABLE, plan.workdir / "ablation.md"]
     with known({run.arm: load_arm(run.config.arm) for run in plan.runs}):
         write_atomically(files[-1], summarize(rows))
@@ -46,7 +45,6 @@ def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
 
 
 def redraw(argv: Sequence[str]) -> None:
-    """Draw the figures of tables, and print their summary. Raises ValueError and OSError."""
     parser = Parser("ablate", __doc__)
     parser.add_argument("--figures", metavar="FILE", nargs="+", required=True, help="tables of experiments")
     parser.add_argument("--out", metavar="DIR", default="figures", help="default: %(default)s")
@@ -65,7 +63,6 @@ def redraw(argv: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments, by default those of the process."""
     argv = sys.argv[1:] if argv is None else argv
     if any(argument.split("=")[0] == "--figures" for argument in argv):
         with ends_in_one_line():

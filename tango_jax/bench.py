@@ -65,14 +65,13 @@ P, M, PROMPT, NEW, VERIFIER_PROMPT, LONGEST = 8, 8, 64, 128, 256, 512
 NEVER = MODEL.vocab_size + 7  # a stop id that no token has
 ROW_BUCKETS = (2, 3, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64)
 RANGES = {"runs": Range(1, 10_000), "minutes": Range(0.01, 10_000.0)}
-# Options of either use of the command, and their defaults.
 OPTIONS = {"runs": 5}
 CHECK_OPTIONS = {"out": "device_check", "size": "full", "minutes": 10.0}
 BENCHES = ("R1", "R2", "R3", "R4", "R5")
 
 
 def heavy_tailed_lengths() -> np.ndarray:
-    """64 stopping lengths, mean 128, longest 512: quantiles of a log-normal, in a fixed shuffled order."""
+    """64 stopping lengths, mean 128, longest 512: quantiles of a log-normal, shuffled."""
     normal = statistics.NormalDist()
     z = np.array([normal.inv_cdf((i + 0.5) / (P * M)) for i in range(P * M)])
     lengths = np.clip(np.round(89.8325 * np.exp(0.9 * z)), 1, LONGEST).astype(np.int32)  # a scale with mean 128
@@ -120,7 +119,6 @@ class Role:
         return self.sampler.sample(self.sampler.layout(self.state.params), request)
 
     def train(self, rollout: Rollout) -> dict:
-        """Trivial reward -> advantages -> packed batch -> (reference) -> update, as cycle.py does."""
         reward_B = np.array([np.mean(tokens % 2) for tokens in rollout.tokens])
         is_action_BT = np.ones((P * M, NEW), bool)
         adv_BT = (advantages.grpo_outcome_B(reward_B, M)[:, None] * is_action_BT).astype(np.float32)
@@ -138,13 +136,12 @@ class Role:
 
 
 def run(names: tuple[str, ...], runs: int) -> dict:
-    """The figures asked for, as `--json` prints them."""
     report = {"machine": machine_rates()}
     plain = functools.cache(lambda: Role(PROMPT, NEW, kl_coef=0.0))
     with_kl = functools.cache(lambda: Role(PROMPT, NEW, kl_coef=0.001))
     tokens = P * M * NEW
     if "R1" in names or "R4" in names:
-        # The lengths of R4 are fixed: the first two calls compile every shape that the others visit.
+        # R4 has fixed lengths: two calls compile every shape.
         ragged, lengths = functools.cache(lambda: Role(PROMPT, LONGEST, kl_coef=0.0)), heavy_tailed_lengths()
         fns = [lambda i: plain().sample(i, M, P), lambda i: ragged().sample(i, M, P, lengths)]
         seconds = medians_of_alternating_runs(fns if "R4" in names else fns[:1], runs)
@@ -172,7 +169,6 @@ def run(names: tuple[str, ...], runs: int) -> dict:
 
 
 def show(report: dict) -> None:
-    """Print the figures for people."""
     rates = report["machine"]
     print(f"machine: {describe_machine()}, {rates['matmul_gflops']:.0f} GFLOP/s float32 matmul, "
           f"{rates['read_gb_s']:.1f} GB/s read")  # fmt: skip
@@ -184,7 +180,6 @@ def show(report: dict) -> None:
 
 
 def run_check(options: argparse.Namespace, kinds: tuple[str, ...]) -> int:
-    """Check the device, and return the exit code."""
     out = folder_to_write("--out", options.out)
     log_fn = functools.partial(print, flush=True)
     report = check_device(out, kinds, options.size, options.minutes, log_fn)
@@ -193,7 +188,6 @@ def run_check(options: argparse.Namespace, kinds: tuple[str, ...]) -> int:
 
 
 def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[str, ...]]:
-    """The options, and the names of what is run. Raises ValueError on a mistake."""
     parser = Parser("bench", __doc__)
     parser.add_flag("--json", "print one JSON object on standard output and nothing else")
     parser.add_flag("--check", "check this device: whether its numbers are right, and the seconds of a short run")
@@ -224,7 +218,6 @@ def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments, by default those of the process."""
     with ends_in_one_line():
         options, names = parse_options(argv)
         if options.check:  # its steps open the device

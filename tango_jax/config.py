@@ -1,8 +1,4 @@
-"""The configuration as a tree of named values; defaults.py and role_defaults.py declare every key.
-
-`configs/*.py` define `get_config(arg)` and start from `default_config()`. The result is locked: unknown keys are
-rejected, with a suggestion of the closest valid key.
-"""
+"""The configuration as a tree of named values; defaults.py and role_defaults.py declare every key."""
 
 import json
 from pathlib import Path
@@ -19,7 +15,7 @@ __all__ = ["ROLES", "default_config", "flatten", "read_settings", "role_config"]
 ROLES = ("generator", "verifier")
 # Keys of earlier versions that changed no result.
 UNUSED = ("distributed.enabled", "distributed.heartbeat_s", "generate.top_p", "rollouts.eval_problems")
-# Keys of earlier versions and what now holds in their place: a value, or a function of the role's other settings.
+# Removed keys and the value that is now fixed, or a function from the role's other settings to it.
 GONE: dict[str, Any] = {
     "generate.keep.best": 0,
     "generate.keep.min_format": 0.0,
@@ -54,7 +50,7 @@ GONE: dict[str, Any] = {
 
 
 def flatten(config: ConfigDict) -> dict:
-    """Return {'rl.gamma': 0.8, ...}."""
+    """{'rl.gamma': 0.8, ...}."""
     flat = {}
     for key, value in config.items():
         nested = flatten(value) if isinstance(value, ConfigDict) else None
@@ -63,11 +59,7 @@ def flatten(config: ConfigDict) -> dict:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the settings that a run keeps in its workdir as config.json, {'rl.gamma': 0.8, ...}, with tuples as lists.
-
-    Raises:
-        ValueError: the file cannot be read, or it holds something else, or keys that this version does not have.
-    """
+    """The settings in a run's config.json, {'rl.gamma': 0.8, ...}, with tuples as lists. Raises ValueError."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -75,7 +67,6 @@ def read_settings(path: Path) -> dict[str, Any]:
                          "config.json") from error
     require(isinstance(settings, dict), f"{path} holds {shortened(settings)}, and not the settings of a run: name the "
             "workdir of a run, or its config.json")
-    # With another value the run computed something else.
     unknown = [key for key in sorted(settings.keys() - KEYS.keys()) if not _still_holds(key, settings)]
     shown = on_one_line(", ".join(f"{key}={shortened(settings[key])}" for key in unknown[:5]))
     require(not unknown, f"{path} has settings that this version does not know ({shown}{', ...' * (len(unknown) > 5)})"
@@ -84,7 +75,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _still_holds(key: str, settings: dict[str, Any]) -> bool:
-    """Whether a key that is gone had the value that now holds without it."""
+    """Whether a removed key had the value that is now fixed."""
     role, _, name = key.partition(".")
     gone = f"ROLE.{name}" if role in ROLES else key
     if gone not in GONE:

@@ -1,9 +1,4 @@
-"""Every key of the configuration, declared once: default, allowed values, meaning, and whether a resumed run may
-change it.
-
-Config files start from `default_config()`. The keys of the two roles are in role_defaults.py. The list of all keys, as
-`--keys` prints it, the checks of cli/ranges.py and the rules of tracking/run_config.py come from these declarations.
-"""
+"""Every key of the configuration; role_defaults.py has those of the two roles."""
 
 from typing import Any
 
@@ -37,7 +32,6 @@ TASK: Group = {
     "grader": Key("", None, "A function (problem, answer) -> bool, FILE.py:name or package.module:name, that decides "
                   "whether an answer is right (tasks/own_grader.py). Empty: it is compared with the problem's."),
     "min_steps": Key(2, COUNT_OR_NONE, "Fewer step blocks reduce the format score; use 3 for math."),
-    # Problems from files
     "train": Key("", None, "math: problem files (JSONL, JSON, parquet), hub ids (data/rows.py) or names in "
                  "data/problem_sets.py."),
     "test": Key("", None, "math: as task.train. Its questions are not trained on, unless it is the same file. Empty: "
@@ -48,7 +42,6 @@ TASK: Group = {
                      "question, tagged solution and, for the verifier's stage 1, verification; or a workdir of stage "
                      "0, for its train.parquet. A validation.parquet beside a train.parquet takes the place of "
                      "task.validation: the held-out loss is measured on it. Empty: none, and sft.steps must be 0."),
-    # Synthetic problems
     "sft_words": Key((2, 8), COUNT, "last_letter: fewest and most words of stage 1's problems."),
     "sft_letters": Key((3, 8), COUNT, "last_letter: fewest and most letters of their words."),
     "rl_words": Key((2, 6), COUNT, "last_letter: words of the generator's problems."),
@@ -105,7 +98,6 @@ RL: Group = {
     "gamma": Key(0.8, WEIGHT, "Weight of the verifier's format score in its reward."),
 }  # fmt: skip
 
-# Stage 0 (`python -m tango_jax.generate`): generator.checkpoint is the teacher that solves task.train.
 GENERATE: Group = {
     "samples": Key(1, Range(1, MAX_SAMPLES), "Stage 0: solutions of each problem.", Change.ROUNDING),
     "temperature": Key(0.1, TEMPERATURE, "Stage 0: of sampling.", Change.ROUNDING),
@@ -113,10 +105,8 @@ GENERATE: Group = {
                     Change.ROUNDING),
 }  # fmt: skip
 
-# Which runs an experiment consists of (`python -m tango_jax.ablate`). A run depends on none of these: arms, seeds and
-# cells can be added to an existing experiment.
+# Runs of an experiment (`python -m tango_jax.ablate`). A run depends on none of these keys.
 ABLATION: Group = {
-    # Those that start from one and the same stage 1.
     "arms": Key(("tango", "grpo", "fixed_verifier", "fixed_verifier_warm", "fixed_generator", "gold_steps"), None,
                 "Arms to run.", Change.EXPERIMENT),
     "seeds": Key((0, 1, 2), SEED, "Seeds to run.", Change.EXPERIMENT),
@@ -147,11 +137,9 @@ GROUPS: Group = {
         "every": Key(10, COUNT, "Turns between checkpoints.", Change.ROUNDING),
         "keep": Key(2, COUNT, "Checkpoints to keep.", Change.ROUNDING),
     },
-    # WORKDIR/rollouts: complete rollouts with judgements, rewards and advantages, for `tango_jax.report`.
     "rollouts": {
         "every": Key(5, COUNT_OR_NONE, "Turns of a role between dumps of its rollouts; 0: no dumps.", Change.WATCHING),
     },
-    # Besides metrics.jsonl, with the same metric names; each needs its own package.
     "loggers": {
         "tensorboard": Key(False, None, "Write event files to WORKDIR/tensorboard.", Change.WATCHING),
         "wandb": Key("", None, "Weights & Biases project; empty: off. WANDB_* variables configure the rest.",
@@ -168,7 +156,7 @@ KEYS: dict[str, Key] = flat_keys(GROUPS)
 
 
 class ConfigDict(ml_collections.ConfigDict):
-    """A group of keys, which says in one line what a key takes where a function is assigned to it."""
+    """A group of keys. Assigning a function to a key raises one line that says what the key takes."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         if callable(value) and not isinstance(value, ml_collections.FieldReference):
@@ -178,8 +166,8 @@ class ConfigDict(ml_collections.ConfigDict):
 
 
 def config_of(group: Group) -> ConfigDict:
-    """The defaults of a group of keys, unlocked."""
-    # A key whose value is a mapping, such as ablation.grid, is no group of keys.
+    """Unlocked defaults of a group."""
+    # A key with a mapping as its value, such as ablation.grid, is no group.
     has_mapping = any(isinstance(value, Key) and isinstance(value.default, dict) for value in group.values())
     config = ConfigDict(convert_dict=not has_mapping)
     for name, value in group.items():
@@ -188,10 +176,9 @@ def config_of(group: Group) -> ConfigDict:
 
 
 def default_config() -> ConfigDict:
-    """The configuration with every key at its default, locked."""
+    """Every key at its default, locked."""
     return config_of(GROUPS).lock()
 
 
 def role_config() -> ConfigDict:
-    """The defaults of one role."""
     return config_of(ROLE)

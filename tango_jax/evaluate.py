@@ -4,18 +4,21 @@
     python -m tango_jax.evaluate --verifier=runs/mine --sets=processbench --out=runs/processbench
     python -m tango_jax.evaluate --checkpoint=MODEL.gguf --sets=gsm8k:test.jsonl --problems=100 --out=runs/gsm8k
 
-A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run. The templates and lengths of a
-run are used, also of one that was exported. Sets to solve: math500, aime24, aime25, amc23, olympiadbench (together:
-math), bgqa, cruxeval, strategyqa, tablebench (together: out_of_domain), gsm8k, last_letter, state_tracking. Sets to
-judge: processbench (or processbench_gsm8k, _math, _olympiadbench, _omnimath), last_letter_steps, state_tracking_steps.
-NAME:SOURCE reads the rows from a JSONL, JSON or parquet file or a hub id; for a group, SOURCE is a folder with one file
-per set. With --grader=FILE.py:name, a function (problem, answer) -> bool decides what is right, as task.grader does in
-training, and published figures are left out; a run's own grader decides in the sets of its own synthetic task. When the
-file of a grader is edited, the same command grades the stored solutions again.
+A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run. Runs and their exports keep
+their templates and lengths.
+
+Sets to solve: math500, aime24, aime25, amc23, olympiadbench (together: math), bgqa, cruxeval, strategyqa, tablebench
+(together: out_of_domain), gsm8k, last_letter, state_tracking. Sets to judge: processbench (or processbench_gsm8k,
+_math, _olympiadbench, _omnimath), last_letter_steps, state_tracking_steps. NAME:SOURCE reads the rows from a JSONL,
+JSON or parquet file or a hub id; for a group, SOURCE is a folder with one file per set.
+
+With --grader=FILE.py:name, a function (problem, answer) -> bool decides what is right, like task.grader in training,
+and published figures are left out. A run's grader decides in the sets of its synthetic task. After an edit of a
+grader's file, the same command grades the stored solutions again.
 
 Every problem is solved once greedily, and --samples times with sampling. With --verifier every solution is judged, and
-best-of-k and weighted voting are compared with majority voting and an oracle. The results are tables.md, tables.csv
-and rows/SET.jsonl in the output folder. If interrupted, the same command resumes at the unfinished shard.
+best-of-k and weighted voting are compared with majority voting and an oracle. The output folder gets tables.md,
+tables.csv and rows/SET.jsonl. If interrupted, the same command resumes at the unfinished shard.
 """
 
 from collections.abc import Sequence
@@ -27,7 +30,6 @@ from tango_jax.runtime.lock import locked
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments, by default those of the process."""
     with ends_in_one_line():
         settings = parse_settings(__doc__, argv)
     with session(process_config(settings), settings.out) as console, locked(settings.out, console):

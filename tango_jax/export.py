@@ -2,9 +2,9 @@
 
     python -m tango_jax.export --workdir=runs/last_letter --role=generator --out=exported/generator
 
-Adapters are merged into their base; --adapter exports them alone, as a folder of the peft library.
-Exports the newest checkpoint in DIR: that of stage 2 if there is one, otherwise that of stage 1. With --config=FILE
-(and --config.key=value), the command fails unless the run was made with these settings.
+The newest checkpoint is exported, from stage 2 if there is one, otherwise from stage 1. Adapters are merged into their
+base; --adapter exports them alone, as a folder of the peft library. With --config=FILE (and --config.key=value), the
+command fails unless the run was made with these settings.
 """
 
 import json
@@ -46,12 +46,8 @@ from tango_jax.weights.workdir import (
 
 
 def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Path:
-    """Write the folder and return its path. `dtype` is the storage dtype; by default weights keep theirs, bit by bit.
-
-    Raises:
-        ValueError: there is no run or no checkpoint, the output folder is in use, or the model has no Hugging Face
-            class.
-    """
+    """Write the folder and return its path. `dtype`: storage dtype; None keeps the weights bit by bit. Raises
+    ValueError."""
     source, settings = open_workdir(workdir, role), read_config(workdir)
     directory, part = newest_checkpoints(workdir, role)
     is_stage_one, step = len(part) == 1, max(complete_steps(directory))
@@ -84,11 +80,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
 
 
 def export_adapter(workdir: Path, role: str, out: Path) -> Path:
-    """Write the newest adapters of a role as a PEFT folder, and return its path.
-
-    Raises:
-        ValueError: the run trains no adapters, or their base is none that peft loads; or see `export`.
-    """
+    """Write a role's newest adapters as a PEFT folder and return its path. Raises ValueError."""
     settings = read_config(workdir)
     source = start_source(settings, role, is_one_policy=has_one_policy(workdir))
     model = source.model_config
@@ -108,12 +100,12 @@ def export_adapter(workdir: Path, role: str, out: Path) -> Path:
 
 
 def prompting_of(settings: ConfigDict, role: str, meta: dict) -> Prompting | None:
-    """How the run prompted a role; None if its template was a file that is gone, or is not what it was."""
+    """How the run prompted a role; None if its template file is gone or has changed."""
     own = settings[role]
     try:
         templates = {name: load_template(name, settings[name].template) for name in ROLES}
         digest = templates_digest(templates)
-        # Stage 1 stores a digest of its examples and their prompts together, which cannot be compared.
+        # Stage 1 stores one digest of examples and prompts together, which cannot be compared.
         if "source_fingerprint" in meta and meta["source_fingerprint"]["templates"] != digest:
             raise ValueError("a template file has changed since the run")
         return Prompting(
@@ -125,7 +117,7 @@ def prompting_of(settings: ConfigDict, role: str, meta: dict) -> Prompting | Non
 
 
 def example_of(settings: ConfigDict, tokenizer: Tokenizer) -> Example:
-    """What the card asks: a problem of a task that makes its own, else a sum, unless the tokenizer cannot read it."""
+    """The card's example: a problem of the task if it makes its own, else a sum, if the tokenizer can read it."""
     example, own = Example(), example_solution(settings)
     if own is not None:
         problem, solution = own
@@ -135,21 +127,19 @@ def example_of(settings: ConfigDict, tokenizer: Tokenizer) -> Example:
 
 
 def last_evaluation(path: Path, step: int) -> dict:
-    """The newest evaluation up to a step, as a row of the metrics; empty if there is none."""
+    """The newest row of an evaluation up to a step, or {}."""
     rows = read_metrics(path) if path.is_file() else []
-    # A run goes on for some turns after its newest checkpoint: later rows are about weights that nobody has.
+    # Later rows belong to weights that were not saved.
     return next((row for row in reversed(rows) if row["phase"] in ("eval", "sft") and row["step"] <= step), {})
 
 
 def moment(step: int, is_stage_one: bool) -> str:
-    """After which step of its stage something was saved or measured, in words."""
     if is_stage_one:
         return f"after step {step} of stage 1"
     return f"after turn {step}" if step else "before the first turn"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command with these arguments, by default those of the process. Returns 0; a mistake raises SystemExit."""
     parser = Parser("export", __doc__)
     parser.add_argument("--workdir", required=True, help="folder of the run")
     parser.add_argument("--role", choices=ROLES, default="generator", help="default: %(default)s")

@@ -1,13 +1,12 @@
-"""Stage 0: a teacher writes tagged solutions to the problems of `task.train`, for the generator to imitate in stage 1.
+"""Stage 0: a teacher writes tagged solutions to the problems of `task.train`. Stage 1 of the generator imitates them.
 
     python -m tango_jax.generate --config=llama3_1_70b_teacher --workdir=runs/teacher
 
-The teacher is generator.checkpoint, prompted like the generator (template, use_chat, max_prompt, max_response and
-buckets). The keys under `generate` set how many solutions it writes, how they are sampled and which are kept. DIR/parts
-holds all solutions, DIR/train.parquet and DIR/validation.parquet the kept ones, and DIR/counts.json their numbers. The
-same command resumes where it stopped, and grades again if the file of
-`task.grader` has. With --config.task.stage_one=DIR, stage 1 of a run trains on the first file and measures its held-out
-loss on the second.
+The teacher is generator.checkpoint, with the generator's prompts (template, use_chat, max_prompt, max_response and
+buckets). The keys under `generate` set how many solutions are sampled, how, and which are kept. DIR/parts holds all
+solutions, DIR/train.parquet and DIR/validation.parquet the kept ones, DIR/counts.json their numbers. The same command
+resumes; it grades again if the file of `task.grader` has changed. With --config.task.stage_one=DIR, stage 1 trains on
+train.parquet and measures its held-out loss on validation.parquet.
 """
 
 import dataclasses
@@ -51,14 +50,11 @@ from tango_jax.weights.workdir import identify_weights, start_source
 
 _DRAW_STREAM = 3
 SHARD_PROBLEMS = 256  # of a shard, which is written at once; an interruption loses at most one
-# Where --config is missing: what to give.
 CHOICES = "--config=llama3_1_70b_teacher is a shipped teacher, and FILE.py may make one of any model"
 TEACHER = "teacher.json"  # in the workdir: digests of the teacher's weights and of its template
 
 
 class Work(NamedTuple):
-    """The problems to solve, and how to grade them."""
-
     problems: tuple[tuple[int, Problem], ...]  # with their indices in the file, ascending
     num_too_long: int
     grade_kind: str
@@ -70,7 +66,7 @@ class Work(NamedTuple):
 
 
 def plan_work(config: ConfigDict, template: str, tokenizer: Tokenizer) -> Work:
-    """The problems for the teacher, without those whose prompt exceeds generator.max_prompt."""
+    """Leaves out problems with prompts longer than generator.max_prompt."""
     problem_set = load_problems(config.task.train)
     numbered = list(enumerate(problem_set.problems))
     if len(numbered) > MAX_PROBLEMS:
@@ -97,7 +93,7 @@ def solve(
     work: Work,
     console: Console,
 ) -> list[TeacherRow]:
-    """Sample and grade the teacher's solutions of one shard: `generate.samples` per problem, problem by problem."""
+    """Sample and grade `generate.samples` solutions per problem of a shard, problem by problem."""
     generate, tokenizer = config.generate, policy.tokenizer
     owners = [(number, sample, problem) for number, problem in shard for sample in range(generate.samples)]
     request = SampleRequest(
@@ -133,7 +129,6 @@ def solve(
 def graded(
     rows: Sequence[TeacherRow], shard: Sequence[tuple[int, Problem]], work: Work, console: Console
 ) -> list[TeacherRow]:
-    """The rows of a shard with the grades of their solutions, which may have been graded before."""
     problems, texts = dict(shard), [row.solution for row in rows]
     report = grade_solutions(work, [problems[row.number] for row in rows], texts)
     if failed := report.errors + report.timeouts + report.overlong:
@@ -148,7 +143,7 @@ def graded(
 def read_graded(
     path: Path, shard: Sequence[tuple[int, Problem]], samples: int, work: Work, console: Console
 ) -> list[TeacherRow] | None:
-    """Like `read_part`; grades that another version of a user's grader gave are given anew, in the file as well."""
+    """Like `read_part`; grades of another version of the grader are replaced, in the file too."""
     rows = read_part(path, shard, samples)
     if rows is not None and any(row.graded_by != version_of(work.is_correct) for row in rows):
         rows = graded(rows, shard, work, console)
@@ -158,12 +153,9 @@ def read_graded(
 
 
 def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, console: Console) -> list[TeacherRow]:
-    """All solutions, including those of earlier attempts; the weights are read only if a part is missing.
-
-    Raises ValueError if existing parts belong to other problems, or the grader failed.
-    """
+    """All solutions, including stored ones. Weights are read only if a part is missing. Raises ValueError."""
     shards = work.shards(SHARD_PROBLEMS)
-    # What the first process finds counts: on a network disk, processes may see different parts.
+    # On a network disk processes may see different parts: the first process decides.
     samples = config.generate.samples
     found = hosts.from_first(
         [read_graded(part_path(workdir, i), shard, samples, work, console) for i, shard in enumerate(shards)]
@@ -194,14 +186,12 @@ def solve_all(config: ConfigDict, policy: Policy, work: Work, workdir: Path, con
 
 
 def identify_teacher(config: ConfigDict, policy: Policy) -> dict[str, str]:
-    """{what: digest} of the teacher's weights and of the text of its template."""
     checkpoint = config.generator.checkpoint
     weights = identify_weights(checkpoint, "generator")[1] if checkpoint else ""
     return {"weights": weights, "template": templates_digest({"generator": policy.template})}
 
 
 def check_teacher(config: ConfigDict, policy: Policy, workdir: Path) -> None:
-    """Raises ValueError if the teacher's weights or template have changed since the parts were written."""
     path = workdir / TEACHER
     if not (workdir / "parts").exists():
         return
@@ -225,10 +215,7 @@ def _read_teacher(path: Path) -> dict:
 
 
 def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy | None = None) -> dict:
-    """Run or resume stage 0 and return the counts; `policy`: the teacher, if the caller has built it already.
-
-    Raises ValueError if settings, problems or checkpoint cannot be used, or no solution is left to train on.
-    """
+    """Run or resume stage 0; returns the counts. Raises ValueError."""
     if config.task.name != "math":
         raise ValueError(f"task.name={config.task.name} makes its own stage-1 examples; a teacher solves the problems "
                          "of task.name=math")
@@ -271,7 +258,6 @@ def _words(counts: dict[str, int]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments, by default those of the process."""
     config, workdir = parse_command_line("generate", __doc__, argv, "runs/teacher", CHOICES)
     with session(config, workdir) as console, locked(workdir, console):
         generate(config, workdir, console)

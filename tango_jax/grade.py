@@ -51,7 +51,6 @@ FAILED = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command with these arguments, by default those of the process. Returns 0; a mistake raises SystemExit."""
     with ends_in_one_line():
         args = _parse_args(argv)
         if args.out is not None:
@@ -71,10 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_rows(path: Path, skip_bad_rows: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of a JSONL file and, for each one that was skipped, what is wrong with it.
-
-    Raises ValueError for a row that cannot be graded, unless such rows are skipped.
-    """
+    """The rows of a JSONL file, and a message for each skipped row. Raises ValueError for a bad row unless it is
+    skipped."""
     rows, skipped = [], []
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
@@ -91,7 +88,6 @@ def read_rows(path: Path, skip_bad_rows: bool = False) -> tuple[list[dict[str, A
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """The row of a line. Raises ValueError for what is not UTF-8, not JSON, or not a row."""
     try:
         row = json.loads(line.decode("utf-8-sig"))
         json.dumps(row)  # deeply nested JSON can be readable but not writable
@@ -104,7 +100,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def grade_rows(rows: Sequence[dict[str, Any]], text_format: str = "tagged") -> tuple[list[dict[str, Any]], str]:
-    """The rows with "correct" and "reason" added, and a one-line summary."""
+    """The rows with "correct" and "reason", and a one-line summary."""
     graded: list[dict[str, Any]] = [{} for _ in rows]
     counts: Counter[str] = Counter()
     with _progress() as progress:
@@ -129,7 +125,6 @@ def grade_rows(rows: Sequence[dict[str, Any]], text_format: str = "tagged") -> t
 
 
 def reason_of(text: str, is_correct: bool, failure: str, text_format: str) -> str:
-    """Why a response was graded so; `failure` as in GradeReport.failures."""
     answer = answer_of(text, text_format)
     if answer is None and text_format == "tagged":
         has_block = "<answer>" in text and "</answer>" in text[text.find("<answer>") :]
@@ -143,7 +138,6 @@ def reason_of(text: str, is_correct: bool, failure: str, text_format: str) -> st
 
 
 def _progress() -> Progress:
-    """A transient progress bar on standard error; hidden if that is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

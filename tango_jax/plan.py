@@ -1,20 +1,20 @@
-"""Plans a run before a machine is rented: memory of each device, and predicted times.
+"""Plans a run before you rent a machine: memory of each device, and predicted times.
 
     python -m tango_jax.plan --config=qwen2_5_math_7b --target=a100-80gb:32 [--json]
 
 compiles the run's jitted functions for the target from shapes alone, without weights, hub or accelerator. own_problems
-is fitted to the target. A checkpoint is a folder, a .gguf file, a workdir, or a hub id whose sizes are known
+is fitted to the target. A checkpoint is a folder, a .gguf file, a workdir, or a hub id with known sizes
 (weights/presets.py). The target's compiler is a package in the release of the installed jax: jax-cuda12-plugin,
 jax-cuda12-pjrt and nvidia-cudnn-cu12 for GPUs, libtpu for TPUs. Without it, virtual CPU devices stand in, and memory is
 only roughly right.
 
-Without a configuration, --target=l4:1 lists which published models fit, trained in full and with adapters, and how long
-a turn takes, in half a minute.
+Without a configuration, --target=l4:1 lists in half a minute which published models fit, trained in full and with
+adapters, and how long a turn takes.
 
 Times are intervals, from the quickest to the slowest published measurement of such work. --measured=RUN compares the
-phases of a finished run (its workdir) with what is predicted for it.
+phases of a finished run (its workdir) with their prediction.
 
-Exit code 0, also where the run does not fit (`fits` says so); 2 for a mistake.
+Exit code 0, also where the run does not fit (see `fits`); 2 for a mistake.
 """
 
 import functools
@@ -47,7 +47,7 @@ RANGES = {
 
 
 def parse_options(argv: Sequence[str] | None) -> tuple[PlanOptions | None, str, bool]:
-    """What to plan, or else the run of --measured; and whether to print JSON. Raises ValueError on a mistake."""
+    """What to plan, the run of --measured, and whether to print JSON. Raises ValueError."""
     usage = ("%(prog)s --config=FILE[:arg] [--config.key=value ...] --target=NAME[:DEVICES] [--per-process=N] "
              "[--filled=SHARE] [--json] | --measured=RUN [--json]")
     parser = Parser("plan", __doc__, usage)
@@ -87,8 +87,7 @@ def parse_options(argv: Sequence[str] | None) -> tuple[PlanOptions | None, str, 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments, by default those of the process."""
-    # Before any backend starts: compilers are used, devices that may be here are not.
+    # Only compilers are used, even where the machine has devices.
     jax.config.update("jax_platforms", "cpu")
     with ends_in_one_line():
         options, workdir, is_json = parse_options(argv)

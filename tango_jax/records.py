@@ -1,7 +1,4 @@
-"""Every record that passes between stages of the loop, in the order of the data flow.
-
-Axis letters are those of tango_jax/README.md. `Batch` and `TrainState` are passed to the jitted steps.
-"""
+"""Records between stages of the loop, in the order of the data flow. Axis letters: tango_jax/README.md."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +12,6 @@ from flax import struct
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One problem of a task."""
-
     id: str
     question: str
     answer: str  # the gold answer, in the form that the grader expects
@@ -25,7 +20,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """What the sampler returns: B = P x M responses, prompt-major, on the host."""
+    """B = P x M sampled responses, prompt-major, on the host."""
 
     tokens: tuple[np.ndarray, ...]  # B x int32[length], sampled ids with the stop token kept
     logps: tuple[np.ndarray, ...]  # B x float32[length], log-probs under the sampling distribution
@@ -52,7 +47,6 @@ class Solution:
 
     @property
     def is_right(self) -> bool:
-        """Whether training takes it for right."""
         return self.is_correct if self.label is None else self.label
 
 
@@ -72,7 +66,7 @@ class Verification:
 
 
 def problem_of(record: Any) -> Problem:
-    """The problem that a response, or whatever a prompt is about, goes back to. Of several records, the first's."""
+    """The problem that a response or the parent of a prompt belongs to; for a list, the problem of its first record."""
     if isinstance(record, Problem):
         return record
     if isinstance(record, Solution):
@@ -84,7 +78,7 @@ def problem_of(record: Any) -> Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Responses:
-    """M responses of a role to each of P prompts, prompt-major, parsed and graded. As a sequence, it is its records."""
+    """M responses of a role to each of P prompts, prompt-major, parsed and graded. As a sequence: its records."""
 
     role: str
     parents: Sequence  # P, what the prompts are about: problems, solutions, verifications
@@ -95,7 +89,7 @@ class Responses:
     metrics: dict[str, float]  # lengths, truncation, grader failures
     name: str = ""  # of the prompt; empty: the role's own
     most_prompts: int | None = None  # upper bound of P in any turn, for compilation; None: always P
-    # Responses of several calls, each with its prompt: responses to one problem form a group.
+    # From several calls, each with its prompt: responses to one problem form a group.
     is_joined: bool = False
 
     def __len__(self) -> int:
@@ -109,18 +103,18 @@ class Responses:
 
     @property
     def owners(self) -> list:
-        """The parent of each of the B responses."""
+        """B parents, one for each response."""
         return [parent for parent in self.parents for _ in range(self.group_size)]
 
     def replace(self, **fields: Any) -> "Responses":
         return dataclasses.replace(self, **fields)
 
     def by_number(self) -> list[list]:
-        """M lists of P records: the first response to each prompt, the second, and so on."""
+        """M lists of P records: all first responses, all second ones, and so on."""
         return [self.records[number :: self.group_size] for number in range(self.group_size)]
 
     def groups(self) -> list[np.ndarray]:
-        """The rows that are compared with each other: the M responses to a prompt, or all those to a problem."""
+        """Row numbers of each group: the M responses to a prompt, or all responses to a problem."""
         if not self.is_joined:
             return list(np.arange(len(self)).reshape(-1, self.group_size))
         rows: dict[int, list[int]] = {}
@@ -131,7 +125,7 @@ class Responses:
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """A part of a reward or an advantage, weight x value, under the name by which the report shows it."""
+    """A part of a reward or an advantage: weight x value, with its name in the report."""
 
     name: str
     weight: float | np.ndarray  # one for all rows, or float [B]
@@ -139,15 +133,13 @@ class Term:
 
 
 class Rewards(NamedTuple):
-    """One reward for every response that is trained on."""
-
     reward_B: np.ndarray  # float32
     metrics: dict[str, float]
     terms: tuple[Term, ...] = ()  # what reward_B is the sum of; empty: the report shows it alone
 
 
 class StepRewards(NamedTuple):
-    """The rewards of the steps of B solutions, at the token that ends each step."""
+    """Step rewards of B solutions, at the token that ends each step."""
 
     reward_BT: np.ndarray  # float32
     is_end_BT: np.ndarray  # bool
@@ -156,7 +148,7 @@ class StepRewards(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What a run remembers from turn to turn; saved with every checkpoint. The loop keeps `turn` and `cursors`."""
+    """What a run remembers between turns; saved with every checkpoint. The loop sets `turn` and `cursors`."""
 
     turn: int = 0  # turns completed
     cursors: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by stream (task.py), for the next turn
@@ -173,13 +165,11 @@ class Memory:
         return dataclasses.replace(self, **fields)
 
     def stored(self) -> dict[str, Any]:
-        """As checkpoints hold it."""
         return {field.name: dict(value) if isinstance(value := getattr(self, field.name), Mapping) else value
                 for field in dataclasses.fields(self)}
 
     @classmethod
     def restored(cls, meta: Mapping[str, Any]) -> "Memory":
-        """Of what `stored` returned; what a checkpoint lacks is as at the start."""
         passes = {key: tuple(counts) for key, counts in meta.get("passes", {}).items()}
         return cls(meta["turn"], meta["cursors"], tuple(meta["label_counts"]), tuple(meta.get("evidence", ())), passes,
                    meta.get("own", {}))
@@ -187,8 +177,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """What a turn teaches: the responses that are trained on, their rewards, and the terms of each token's advantage.
-    """
+    """What a turn trains on: responses, rewards, and the terms of each token's advantage."""
 
     responses: Responses  # of the role that is trained, B
     reward: Rewards
@@ -202,9 +191,8 @@ class Lesson:
 class Batch:
     """Packed sequences for scoring and updates: N micro-batches, each with Z shards of R rows of T tokens.
 
-    On the host these are NumPy arrays, and Z counts the shards of this process. A micro-batch is a Batch whose fields
-    have lost the N axis. With shared prompts, each shard also has Q prefixes of X tokens: prompts without their last
-    token, to which the responses of all rows that refer to them attend. Else Q is 0.
+    On the host Z counts this process's shards. A micro-batch is a Batch without the N axis. With shared prompts, each
+    shard has Q prefixes of X tokens (prompts without their last token), to which the responses attend; else Q is 0.
     """
 
     prefix_token_NZQX: Any  # int32
@@ -223,7 +211,7 @@ class Batch:
 
 
 def with_base(base: dict | None, params: dict) -> dict:
-    """What forward passes take: the base with the trained parameters in it. Nothing is copied."""
+    """The base with the trained parameters in it, for forward passes. Copies nothing."""
     if not base:
         return params
     return {**base, "layers": {**base["layers"], **params["layers"]}}
@@ -231,19 +219,16 @@ def with_base(base: dict | None, params: dict) -> dict:
 
 @struct.dataclass
 class TrainState:
-    """The state that an update (rl/update.py) reads and writes; its buffers are donated. Checkpoints hold all of it but
-    the base."""
+    """What an update (rl/update.py) reads and writes; its buffers are donated. Checkpoints hold all but the base."""
 
     params: Any  # what is trained
     opt_state: Any
     step: jax.Array  # int32[], number of updates
-    # What is not: the parameters that adapters belong to (models/lora.py), which both roles may share; {}: none. It is
-    # neither donated nor saved.
+    # Frozen parameters under the adapters (models/lora.py), shared by both roles; {}: none. Neither donated nor saved.
     base: Any = struct.field(default_factory=dict)
 
     @property
     def weights(self) -> dict:
-        """What forward passes take."""
         return with_base(self.base, self.params)
 
 
@@ -252,8 +237,6 @@ States = dict[str, TrainState]  # by role
 
 @dataclasses.dataclass(frozen=True)
 class TurnResult:
-    """What `loop.turn.run_turn` returns."""
-
     states: States
     metrics: dict[str, float]
     sampled: list[Responses]  # in the order of the calls

@@ -4,11 +4,11 @@
     python -m tango_jax.report runs/ablation --out=ablation.html
     python -m tango_jax.report runs/long --bundle=report
 
-RUN is the workdir of a run, or a folder that holds several (an ablation). Runs of the same arm and settings are seeds
-of one line; what differs between lines labels them. The file needs no network: open it from disk, or send it. It holds
-up to 20,000 rollouts and 19 MB; --bundle=DIR writes a folder instead, without limits, whose index.html can be opened
-from disk, too. While a run goes on, the same command writes the report anew; --watch=60 repeats it every 60 s until all
-runs are finished, and the browser's reload shows the newest state, with the same rollout open.
+RUN is the workdir of a run, or a folder with several (an ablation). Runs of the same arm and settings are seeds of one
+line; labels show what differs between lines. The file needs no network: open it from disk, or send it. It holds up to
+20,000 rollouts and 19 MB. --bundle=DIR writes a folder without limits; open its index.html. During a run, the same
+command writes the report anew; --watch=60 repeats it every 60 s until all runs are finished. Reload the page to see the
+newest state, with the same rollout open.
 """
 
 import sys
@@ -35,8 +35,6 @@ PAGES = (".html", ".htm")
 
 
 class Options(NamedTuple):
-    """What a command line asks for."""
-
     runs: list[str]
     out: Path  # the file, or the folder of a bundle
     is_bundle: bool
@@ -46,7 +44,6 @@ class Options(NamedTuple):
 
 
 def parse(argv: Sequence[str] | None) -> Options:
-    """The options of a command line. Raises ValueError for what cannot be."""
     parser = Parser("report", __doc__)
     parser.add_argument("runs", metavar="RUN", nargs="*", help="workdir of a run, or a folder that holds several")
     parser.add_argument("--out", metavar="FILE",
@@ -82,7 +79,7 @@ def parse(argv: Sequence[str] | None) -> Options:
 
 
 def report(options: Options) -> tuple[Built, bool]:
-    """Write the report; what it holds, and whether every run is finished."""
+    """What was written, and whether every run is finished."""
     runs = find_runs(options.runs)
     is_finished = all(run.is_finished for run in runs)
     with known(arms_of_runs(run.workdir for run in runs)):
@@ -92,7 +89,6 @@ def report(options: Options) -> tuple[Built, bool]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments, by default those of the process."""
     with ends_in_one_line():
         options = parse(argv)
     with ends_in_one_line(f"{_shown(options)} is as it was last written"):
@@ -100,7 +96,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def report_until_finished(options: Options) -> None:
-    """Write the report, with --watch again and again until every run is finished."""
     warned: set[str] = set()
     while True:
         built, is_finished = report(options)

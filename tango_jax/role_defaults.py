@@ -1,7 +1,4 @@
-"""The keys of one policy, `generator.*` or `verifier.*`: model, sampling, training, stage 1 and devices.
-
-Both roles have the same keys, with the same defaults. `ROLE` below stands for either.
-"""
+"""The keys of one policy, `generator.*` or `verifier.*`, with the same defaults for both. ROLE stands for either."""
 
 from tango_jax.runtime.keys import (
     COUNT,
@@ -148,8 +145,7 @@ MESH: Group = {
 }  # fmt: skip
 
 ROLE: Group = {
-    # Fields of models/transformer.py ModelConfig; vocab_size comes from the tokenizer. With a `checkpoint`, everything
-    # except the numerics (dtypes, remat, unroll, attentions) is read from it.
+    # Fields of ModelConfig. A `checkpoint` sets all but the numerics (dtypes, remat, unroll, attentions).
     "model": MODEL,
     "checkpoint": Key("", None, "Initial weights: a folder, hub id (owner/name@commit), .gguf file or workdir; empty: "
                       "a model from scratch, of the size of ROLE.model.*."),

@@ -1,14 +1,13 @@
-"""A question in; a generator's solution, judged step by step by a verifier, out, in the terminal.
+"""Samples a generator's solution to a question, and a verifier's judgement of each step, in the terminal.
 
     python -m tango_jax.sample --checkpoint=runs/last_letter --question="cat#1 dog#2"
     python -m tango_jax.sample --checkpoint=MODEL.gguf --verifier=Qwen/Qwen2.5-1.5B-Instruct --use_chat < question.txt
 
-A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run. The templates and lengths of a
-run are used, also of one that was exported. Without --verifier, the workdir's own verifier is used, and any other
-checkpoint judges itself. With --second_try, a solution whose verdict is INCORRECT is followed by another one, before
-which the generator reads both, as the arm second_try learns to. Without --question, every line of standard input is a
-question. Lines written by a model start with "| ", so that they cannot be mistaken for output of this command; control
-characters are shown as escapes (model_text.py).
+A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run. Runs and their exports keep
+their templates and lengths. Without --verifier, the workdir's verifier judges; any other checkpoint judges itself. With
+--second_try, after the verdict INCORRECT the generator reads its solution and the judgement, and solves again, as in
+the arm second_try. Without --question, every line of standard input is a question. Lines written by a model start with
+"| ", which sets them apart from output of this command. Control characters are shown as escapes.
 """
 
 import argparse
@@ -47,7 +46,6 @@ RANGES = {"temperature": TEMPERATURE, "top_p": SHARE_ABOVE_ZERO, "max_new": COUN
 
 
 def open_sampler(role: str, name: str, args: argparse.Namespace) -> CheckpointSampler:
-    """Open a checkpoint, without its weights."""
     settings = CheckpointSamplerSettings(
         getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype
     )
@@ -55,8 +53,6 @@ def open_sampler(role: str, name: str, args: argparse.Namespace) -> CheckpointSa
 
 
 class Response(NamedTuple):
-    """What a model wrote."""
-
     text: str
     num_tokens: int
     is_truncated: bool  # it reached the limit before its end
@@ -75,7 +71,7 @@ def quoted(text: str, encoding: str, indent: str = "") -> str:
 
 
 def question_prompt(problem: Problem, generator: CheckpointSampler, verifier: CheckpointSampler) -> list[int]:
-    """The generator's prompt. Raises ValueError if it, or the verifier's prompt, is too long for the question."""
+    """The generator's prompt. Raises ValueError if either role's prompt is too long."""
     prompt = generator_prompt(generator.template, generator.tokenizer, problem)
     if len(prompt) > generator.max_prompt:
         raise ValueError(f"the question makes a prompt of {len(prompt)} tokens; the limit is {generator.max_prompt}: "
@@ -87,7 +83,6 @@ def question_prompt(problem: Problem, generator: CheckpointSampler, verifier: Ch
 def warn_of_unknown(
     question: str, generator: CheckpointSampler, verifier: CheckpointSampler, console: rich.console.Console
 ) -> None:
-    """Say which characters of the question a model cannot read."""
     samplers = {"generator": generator, "verifier": verifier}
     unknown = {role: unreadable_characters(sampler.tokenizer, [question]) for role, sampler in samplers.items()}
     shown = [f"the {role}'s tokenizer has no token for {cut(', '.join(map(repr, found)))}"
@@ -109,7 +104,6 @@ def answer(
     args: argparse.Namespace,
     console: rich.console.Console,
 ) -> None:
-    """Sample a solution and its judgement, and show both. Raises ValueError if the question is too long."""
     problem, encoding = Problem("the question", question, ""), console.encoding
     console.print(Text(f"Question: {on_one_line(question, encoding)}", style="bold"))
     warn_of_unknown(question, generator, verifier, console)
@@ -155,7 +149,6 @@ def shown_answer(solution: ParsedSolution, encoding: str) -> str:
 def try_again(
     judged: Verification, generator: CheckpointSampler, args: argparse.Namespace, console: rich.console.Console
 ) -> None:
-    """A second try by a generator that reads the first one and its verification."""
     prompt, is_cut = prompt_ids(SECOND_TRY, generator.template, generator.tokenizer, judged, generator.max_prompt)
     with working("solving again"):
         response = sample_one(generator, prompt, args, "solve again")
@@ -167,17 +160,15 @@ def try_again(
 
 
 def checked_question(text: str) -> str:
-    """The question, which is neither empty nor invalid Unicode. Raises ValueError."""
     if not text.strip():
         raise ValueError("--question is empty: give a question, or omit the option and write one question per line")
-    # Bytes that are not valid UTF-8 are read as lone surrogates, which no tokenizer accepts.
+    # Invalid UTF-8 is read as lone surrogates, which no tokenizer accepts.
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise ValueError(f"the question {text!r} is not valid Unicode: give it in UTF-8")
     return text
 
 
 def questions(args: argparse.Namespace) -> Iterator[str]:
-    """The question of the command line, or every non-blank line of standard input."""
     if args.question is not None:
         yield args.question
         return
@@ -189,7 +180,6 @@ def questions(args: argparse.Namespace) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command with these arguments, by default those of the process. Returns 0; a mistake raises SystemExit."""
     console = rich.console.Console(highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
     with ends_in_one_line("no more is solved"):
         args = _parse_args(argv)

@@ -31,11 +31,7 @@ from tango_jax.tracking.run_config import check_config
 
 
 def sft(config: ConfigDict, workdir: str | os.PathLike, console: Console | None = None) -> None:
-    """Run stage 1 as the command does, from a Python program or a notebook; see `tango_jax.train.train`.
-
-    Raises:
-        ValueError: as the command's one-line errors: a setting, no role with a stage 1, or a workdir in use.
-    """
+    """Run stage 1 as the command does, from a Python program; see `tango_jax.train.train`. Raises ValueError."""
     validate(config)
     workdir = folder_to_write("workdir", workdir)
     with configured(config, console) as console:
@@ -43,7 +39,6 @@ def sft(config: ConfigDict, workdir: str | os.PathLike, console: Console | None 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments, by default those of the process."""
     config, workdir = parse_command_line("sft", __doc__, argv, "runs/sft")
     with session(config, workdir) as console:
         _run(config, workdir, console, hosts.Preemption())

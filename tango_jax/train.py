@@ -35,26 +35,21 @@ def train(
     rewards: Mapping[str, Callable] | None = None, algorithms: Mapping[str, Algorithm] | None = None,
     loss_terms: Mapping[str, Callable] | None = None, task: Callable | None = None, grader: Callable | None = None,
 ) -> dict:
-    """Train as the command does, from a Python program or a notebook; returns what is in summary.json.
+    """Train from a Python program or a notebook; returns what is in summary.json.
 
-    It installs no signal handler; what `cli.session.configure` sets (jax's compilation cache, on CPUs the allocator)
-    stays set. After an interruption the same call resumes from the last checkpoint, if the source of every object that
-    is handed over is the same.
+    No signal handler is installed. jax's compilation cache and the allocator stay as `cli.session.configure` sets them.
+    The same call resumes an interrupted run if the source of every object given here is the same.
 
     Args:
-        config: the settings; not changed.
-        workdir: the folder of results and checkpoints.
-        console: replaces the one that prints to standard output; `Console(enabled=False)` prints nothing.
-        arm: the record to train (method/own_arm.py), in place of what `config.arm` names.
+        console: default: print to standard output; `Console(enabled=False)` prints nothing.
+        arm: the record to train (method/own_arm.py), in place of `config.arm`.
         rewards: by role, a function that scores one response (rl/own_reward.py).
         algorithms: by role, how rewards become advantages (rl/algorithms.py).
         loss_terms: by role, a loss per token that is added (rl/loss_term.py).
         task: a function from the configuration to a Task (tasks/task.py).
-        grader: a function (problem, answer) -> bool that decides what is right (tasks/own_grader.py).
+        grader: a function (problem, answer) -> bool (tasks/own_grader.py).
 
-    Raises:
-        ValueError: as the command's one-line errors: a setting, a workdir in use, or one of a run of another method.
-        FloatingPointError: a loss is not finite.
+    Raises ValueError for a wrong setting or workdir, and FloatingPointError for a loss that is not finite.
     """
     own = {"arm": arm, "task.name": task, "task.grader": grader}
     for name, by_role in (("reward", rewards), ("loss.algorithm", algorithms), ("loss.term", loss_terms)):
@@ -70,7 +65,6 @@ def train(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments, by default those of the process."""
     config, workdir = parse_command_line("train", __doc__, argv, "runs/NAME")
     with session(config, workdir) as console:
         run.run_or_resume(config, workdir, console)

@@ -1,8 +1,6 @@
-"""The argument parser of every command: arguments in; a namespace out, or a mistake as one line.
+"""The argument parser of every command: argparse with the command's docstring as its help.
 
-It is argparse with the command's docstring as its help. All commands read options alike: written in full, as
-`--x=value` or `--x value`, with - or _ between words, and with true or false for a switch. A mistake is a ValueError
-for the command's `main` to print, rather than a usage message and an exit.
+Options are written in full, as `--x=value` or `--x value`, with - or _ between words; switches take true or false.
 """
 
 import argparse
@@ -21,11 +19,9 @@ from tango_jax.runtime.failures import drop_broken_output, typed_command
 MAX_MESSAGE = 400  # characters; argparse repeats whatever it was given
 OVERRIDE = "--config."
 USAGE = "--help shows the usage"
-# Where --config is missing: what to give.
 CHOICES = ("--config=tiny tries everything, in two to three minutes, and in half a minute once it is compiled; "
            "--config=last_letter is the quickstart; --config=own_problems --model=MODEL --problems=FILE takes a model "
            "and problems of your own")
-# Shown by --help: what users set most often, with an example and its meaning. ROLE is generator or verifier.
 COMMON_KEYS = {
     "arm=NAME": f"what is trained and rewarded: {', '.join(ARMS)}, or FILE.py:name",
     "seed=1": "of everything random in a run",
@@ -45,7 +41,7 @@ COMMON_KEYS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of `python -m tango_jax.<command>`, or `tango-<command>`. Every mistake raises ValueError."""
+    """Every mistake raises a one-line ValueError."""
 
     def __init__(self, command: str, doc: str, usage: str | None = None):
         super().__init__(
@@ -59,18 +55,13 @@ class Parser(argparse.ArgumentParser):
         self._choices = ""
 
     def add_config(self, choices: str = CHOICES) -> None:
-        """Add --config and describe --config.key=value, which `parse_overrides` takes.
-
-        Args:
-            choices: what a command that needs a configuration says where none is given; empty: it needs none.
-        """
+        """`choices`: the hint where a needed --config is missing; empty: it is optional."""
         self.takes_config, self._choices = True, choices
         self.add_argument("--config", metavar="FILE",
                           help="a Python file, the config.json of a run, or the name of a shipped configuration "
                           f"({', '.join(shipped_configs())}). own_problems needs --model=MODEL and --problems=FILE: "
                           "keyword-only arguments of a file's get_config are options. FILE:arg passes arg to "
                           "get_config")
-        # Shown in the help; any of these is left over by `parse_known_args`.
         width = max(map(len, COMMON_KEYS))
         keys = "\n".join(f"  {OVERRIDE}{key:{width}}  {what}" for key, what in COMMON_KEYS.items())
         self.add_argument_group("overrides", f"{OVERRIDE}key=value replaces a value of the configuration. Of a setting "
@@ -82,17 +73,12 @@ class Parser(argparse.ArgumentParser):
                           help="list the keys of the configuration, or those with PART in their names, and end")
 
     def add_flag(self, name: str, help: str) -> None:
-        """Add a switch: --name, --name=true or --name=false."""
         self.add_argument(name, nargs="?", const=True, default=False, type=parse_bool, metavar="true|false", help=help)
 
     def parse_overrides(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-        """Options, and the `key=value` of each --config.key=value or --config.key value, in the order given.
+        """Options, and the `key=value` of each --config.key=value or --config.key value, in order.
 
-        `config_arguments` of the options has every other --name=value, {"name": "value"}: the config file may take
-        arguments of that name.
-
-        Raises:
-            ValueError: an argument that is missing or of another type, or a word that belongs to no option.
+        `config_arguments` of the options has every other --name=value, for the config file. Raises ValueError.
         """
         spelled, mistakes, rest = self._spelled(argv), Mistakes(), []
         with mistakes.collected():
@@ -102,7 +88,7 @@ class Parser(argparse.ArgumentParser):
         if mistakes.messages:  # an option that is missing may be one that was misspelled
             others = [one for one in self._unknown_options(spelled) if not one.startswith(OVERRIDE)]
             with mistakes.collected():
-                # What resembles a key may be an argument of the config file, which is not known yet.
+                # It may be an argument of the config file, which is not known yet.
                 nearest = {one: self._nearest(one, []) for one in others}
                 self.refuse([one for one, near in nearest.items() if near and not near.startswith(OVERRIDE)])
             mistakes.raise_all()
@@ -129,9 +115,9 @@ class Parser(argparse.ArgumentParser):
     def parse_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Options and positional arguments, in any order. Raises ValueError as `parse_overrides`."""
+        """Options and positional arguments, in any order. Raises ValueError."""
         spelled, mistakes, options = self._spelled(args), Mistakes(), namespace
-        # First, since argparse would only name a required option that is missing, not the one that was misspelled.
+        # First: argparse would name a missing required option, not the misspelled one.
         with mistakes.collected():
             self.refuse(self._unknown_options(spelled))
         with mistakes.collected():
@@ -141,7 +127,7 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def refuse(self, unknown: Sequence[str], names: Iterable[str] = ()) -> None:
-        """Raise ValueError for unknown arguments; `names` are options besides those of the parser."""
+        """Raise ValueError for unknown arguments; `names` are further known options."""
         messages = []
         for argument in unknown:
             near = self._nearest(argument, [f"--{name}" for name in names])
@@ -151,12 +137,10 @@ class Parser(argparse.ArgumentParser):
             raise SettingsError(messages)
 
     def refuse_others(self, options: argparse.Namespace, known: Collection[str] = ()) -> None:
-        """Raise ValueError for arguments that are neither the command's nor, by name, the config file's."""
         others = {name: value for name, value in options.config_arguments.items() if name not in known}
         self.refuse([f"--{name}" if value is None else f"--{name}={value}" for name, value in others.items()], known)
 
     def _nearest(self, argument: str, others: list[str]) -> str:
-        """What was probably meant; empty if nothing is near."""
         name = argument.partition("=")[0]
         key = name.lstrip("-")
         if self.takes_config:
@@ -172,12 +156,11 @@ class Parser(argparse.ArgumentParser):
         return near[0] if near else ""
 
     def _unknown_options(self, spelled: Sequence[str]) -> list[str]:
-        """The arguments that look like options and are none of the parser's."""
         known = {"--", *self._option_string_actions}
         return [one for one in spelled if one.startswith("--") and one.partition("=")[0] not in known]
 
     def _spelled(self, argv: Sequence[str] | None) -> list[str]:
-        """The arguments, with - and _ in the names of options as the parser has them, and two dashes for one."""
+        """With - and _ as the parser has them, and two dashes for one."""
         known = {_attribute(flag): flag for flag in self._option_string_actions if flag.startswith("--")}
         spelled = []
         for argument in sys.argv[1:] if argv is None else argv:
@@ -197,8 +180,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_bool(text: str) -> bool:
-    """True for true, False for false, in any case. Raises argparse.ArgumentTypeError, which argparse makes a message
-    of, for anything else."""
+    """Raises argparse.ArgumentTypeError, which argparse turns into a message."""
     value = {"true": True, "false": False}.get(text.lower())
     if value is None:
         raise argparse.ArgumentTypeError(f"{cut(repr(text))} must be true or false")

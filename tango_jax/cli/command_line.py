@@ -1,4 +1,4 @@
-"""The command line of the commands that take a config file: arguments in; a checked configuration and a workdir out."""
+"""Commands that take a config file: arguments in; a checked configuration and a workdir out."""
 
 import argparse
 import functools
@@ -20,21 +20,16 @@ from tango_jax.runtime.checks import Mistakes, cut, folder_to_write, shortened
 from tango_jax.runtime.failures import drop_broken_output, ends_in_one_line
 from tango_jax.weights.source import NUMERICS
 
-# Of each role: sizes of compiled shapes, and the limit that they must stay below.
 BUCKETS = {"prompt_buckets": "max_prompt", "cache_buckets": "max_response"}
 
 
 def load_config(path: str, overrides: Sequence[str] | Mapping[str, Any] = (), **arguments: str) -> ConfigDict:
-    """`get_config` of a config, with overrides applied.
+    """`get_config` of a config, with overrides applied. Raises ValueError with everything that is wrong.
 
     Args:
-        path: `FILE.py`, the name of a shipped config, or the `config.json` of a run; `:arg` behind it goes to
-            get_config.
+        path: `FILE.py`, a shipped config's name, or a run's `config.json`; `:arg` after it goes to get_config.
         overrides: `key.path=value` texts, or a mapping, {"key.path": value}.
-        arguments: those that get_config takes by name, such as own_problems' `model` and `problems`.
-
-    Raises:
-        ValueError: all that is wrong with the file and the overrides.
+        arguments: get_config's arguments by name, such as `model` and `problems` of own_problems.
     """
     if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):
         raise ValueError(f"overrides={shortened(overrides)} must be a list, such as ['rl.warmup_steps=1'], or a "
@@ -47,7 +42,7 @@ def load_config(path: str, overrides: Sequence[str] | Mapping[str, Any] = (), **
 
 
 def load_options(parser: Parser, options: argparse.Namespace, overrides: Sequence[str]) -> ConfigDict:
-    """The configuration of a command line, from what `parser.parse_overrides` returned. Raises ValueError."""
+    """From what `parser.parse_overrides` returned. Raises ValueError."""
     mistakes = Mistakes()
     config = _load_options(parser, options, overrides, mistakes)
     mistakes.raise_all()
@@ -57,7 +52,7 @@ def load_options(parser: Parser, options: argparse.Namespace, overrides: Sequenc
 def _load_options(
     parser: Parser, options: argparse.Namespace, overrides: Sequence[str], mistakes: Mistakes
 ) -> ConfigDict | None:
-    """`load_options`, with mistakes noted instead of raised; None if the rest makes no configuration."""
+    """`load_options` that notes mistakes; None if there is no configuration."""
     with mistakes.collected():
         file, argument = _split(options.config)
         opened = open_config(file)
@@ -69,8 +64,7 @@ def _load_options(
 
 
 def _split(path: str) -> tuple[str, str]:
-    """The file or name of a config, and the argument behind its colon."""
-    # The folder of a run's own settings may have any name.
+    # A run's folder may have a colon in its name.
     file, _, argument = (path, "", "") if path.endswith(".json") else path.partition(":")
     return file, argument
 
@@ -79,7 +73,7 @@ def _loaded(
     opened: ConfigFile, argument: str, overrides: Sequence[str] | Mapping[str, Any], arguments: dict[str, str],
     mistakes: Mistakes,
 ) -> ConfigDict | None:
-    """The configuration with the overrides that fit; the others are noted. None if it needs all of them."""
+    """Overrides that do not fit are noted. None if `complete` needs all of them."""
     config, count = opened.make(argument, arguments), len(mistakes.messages)
     for override in overrides:
         with mistakes.collected():
@@ -98,7 +92,7 @@ def _loaded(
 
 
 def apply_override(config: ConfigDict, override: str) -> None:
-    """Set `key.path=value`. Raises ValueError: there is no such key, or it has another type."""
+    """Set `key.path=value`. Raises ValueError for an unknown key or another type."""
     name, separator, text = override.partition("=")
     if not separator:
         raise ValueError(f"--config.{cut(override)} has no value: write --config.key=value")
@@ -112,7 +106,6 @@ def apply_override(config: ConfigDict, override: str) -> None:
 
 
 def _parse_like(old: Any, text: str, name: str):
-    """The text as a value of the old one's type."""
     if isinstance(old, str):
         return text
     try:
@@ -134,7 +127,7 @@ def _parse_like(old: Any, text: str, name: str):
 
 
 def _drop_buckets(config: ConfigDict, given: frozenset[str]) -> None:
-    """Drop buckets of the config file that a lower limit of the command line excludes, with a note."""
+    """Drop the file's buckets above a limit of the command line, with a note."""
     for role in ROLES:
         for name, limit in BUCKETS.items():
             if f"{role}.{limit}" not in given or f"{role}.{name}" in given:
@@ -146,12 +139,10 @@ def _drop_buckets(config: ConfigDict, given: frozenset[str]) -> None:
 
 
 def add_note(config: ConfigDict, line: str) -> None:
-    """Add a line to what a run logs at its start and keeps in its config.json."""
     config.notes = f"{config.notes}\n{line}".strip()
 
 
 def print_config(config: ConfigDict) -> None:
-    """Print every setting as key=value, the default of those that differ from it, and what a checkpoint overrules."""
     defaults, lines = flatten(default_config()), []
     for key, value in flatten(config).items():
         role, _, field = key.partition(".model.")
@@ -169,8 +160,7 @@ def parse_command_line(
 ) -> tuple[ConfigDict, Path]:
     """`--config=FILE[:arg] --config.key=value ... --workdir=DIR` -> (validated config, workdir).
 
-    Ends the process after --help, which shows `doc`, after --print-config, and with a line for each mistake. NAME in
-    `default_workdir` is the name of the config.
+    Ends the process after --help (`doc`), --print-config and mistakes. NAME in `default_workdir`: the config's name.
     """
     parser = Parser(command, doc, usage="%(prog)s --config=FILE[:arg] [--config.key=value ...] [--workdir=DIR]")
     parser.add_config(choices)

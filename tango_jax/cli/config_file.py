@@ -1,9 +1,8 @@
-"""Config files: the path of one, or a shipped config's name in, the ConfigDict of its `get_config` out.
+"""Config files: a path or a shipped config's name in, the ConfigDict of its `get_config` out.
 
-A config file is Python with a function `get_config(argument)`. With `def get_config(argument="", *, model)` the command
-needs --model=VALUE; `model: Annotated[str, "a folder"]` says what that is. A function `complete(config, given)` in the
-file is called after --config.key=value, to set what follows from other settings; `given` are the keys of the command
-line. Every mistake in the file becomes one line. The config.json in a workdir serves as well, to repeat that run.
+With `def get_config(argument="", *, model)` the command needs --model=VALUE; `model: Annotated[str, "a folder"]` says
+what that is. `complete(config, given)` in the file runs after --config.key=value, to set what follows from other
+settings; `given` are the keys of the command line. A run's config.json serves as a config, too.
 """
 
 import contextlib
@@ -26,8 +25,6 @@ from tango_jax.runtime.user_code import MAX_PATH, run_file, what_failed
 
 
 class ConfigFile(NamedTuple):
-    """A config file that has been run: what makes a configuration, and what completes it."""
-
     path: str  # as it is named in messages
     get_config: Callable[..., Any]
     complete: Callable[..., None] | None  # (config, names of the keys that the command line sets)
@@ -36,12 +33,7 @@ class ConfigFile(NamedTuple):
     meanings: Mapping[str, str] = {}  # of those taken by name: the text in typing.Annotated[str, "text"]
 
     def make(self, argument: str = "", arguments: Mapping[str, str | None] | None = None) -> ConfigDict:
-        """The result of `get_config`, with the keys and types of `default_config`. Raises ValueError.
-
-        Args:
-            argument: its first argument.
-            arguments: those that it takes by name.
-        """
+        """The result of `get_config`, with the keys and types of `default_config`. Raises ValueError."""
         given, mistakes = arguments or {}, Mistakes()
         for name, value in given.items():
             if mistakes.require(name in self.arguments, f"{self.path} takes no argument --{name}{self._described()}"):
@@ -64,8 +56,7 @@ class ConfigFile(NamedTuple):
         return config
 
     def completed(self, config: ConfigDict, given: frozenset[str] = frozenset()) -> ConfigDict:
-        """The configuration after the file's `complete`, if it has one, which leaves the `given` keys alone. Raises
-        ValueError."""
+        """After the file's `complete`, if any, which leaves the `given` keys alone. Raises ValueError."""
         if self.complete is None:
             return config
         with _executed(self.path, told=ValueError):
@@ -86,7 +77,7 @@ class ConfigFile(NamedTuple):
 
 
 def load_shipped(name: str, argument: str = "", **arguments: str) -> ConfigDict:
-    """The configuration of a shipped config, for another config file to change and return. Raises ValueError.
+    """A shipped config, for another config file to change and return. Raises ValueError.
 
         config = load_shipped("last_letter")
         config.rl.generator_steps = 100
@@ -96,9 +87,8 @@ def load_shipped(name: str, argument: str = "", **arguments: str) -> ConfigDict:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """The file of each shipped config, by its name."""
     package = Path(__file__).parents[1]
-    # Installed, they lie in the package (see pyproject.toml); in a checkout, beside it.
+    # Installed: in the package (pyproject.toml). In a checkout: next to it.
     folder = package / "configs"
     if not folder.is_dir():
         folder = package.parent / "configs"
@@ -106,7 +96,7 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def open_config(file: str) -> ConfigFile:
-    """Run a Python file, the config.json of a run, or a shipped config by its name. Raises ValueError."""
+    """Run a Python file, or read a run's config.json or a shipped config. Raises ValueError."""
     if file.endswith(".json"):
         stored = stored_config(file)
         return ConfigFile(file, lambda _: stored, None, {})
@@ -133,10 +123,9 @@ def open_config(file: str) -> ConfigFile:
 
 @contextlib.contextmanager
 def _executed(file: str, told: type[Exception] | tuple = ()) -> Iterator[None]:
-    """Execute code of a config file in the block. Raises ValueError where it fails; errors of the types `told` pass.
+    """Execute a config file's code in the block. Raises ValueError if it fails; errors of types `told` pass.
 
-    It may replace no function, constant or table entry of this package: no record of the run would show it, and the
-    workers of an experiment would not have it.
+    It must replace nothing in this package: no record of the run would show it, and workers would not have it.
     """
     before = _contents()
     try:
@@ -152,7 +141,7 @@ def _executed(file: str, told: type[Exception] | tuple = ()) -> Iterator[None]:
 
 
 def _contents() -> dict[str, Any]:
-    """{name: value} of all that the modules of the package and their tables hold, by dotted names."""
+    """{dotted name: value} of the package's modules and their tables."""
     modules = {name: vars(module) for name, module in list(sys.modules.items()) if name.startswith("tango_jax.")}
     tables = {f"{name}.{key}": value for name, names in modules.items() for key, value in names.items()
               if isinstance(value, dict) and not key.startswith("__")}  # fmt: skip
@@ -161,7 +150,7 @@ def _contents() -> dict[str, Any]:
 
 
 def stored_config(file: str) -> ConfigDict:
-    """The settings in a run's config.json; keys that it does not have are at their defaults. Raises ValueError."""
+    """The settings in a run's config.json, with defaults for missing keys. Raises ValueError."""
     path = local_path("--config", file)
     require(os.path.exists(path), _no_config(file))
     settings = read_settings(path)
@@ -172,9 +161,9 @@ def stored_config(file: str) -> ConfigDict:
 
 
 def with_settings(config: ConfigDict, settings: Mapping[str, Any]) -> ConfigDict:
-    """A copy of the configuration with other values of some keys, {"rl.gamma": 0.5, ...}. Raises ValueError.
+    """A copy with other values, {"rl.gamma": 0.5, ...}. Raises ValueError.
 
-    A list serves as a tuple, and a whole number as a float, where the default is one.
+    A list serves as a tuple, and a whole number as a float.
     """
     config, known = config.copy_and_resolve_references(), flatten(default_config())
     for key, value in settings.items():
@@ -193,9 +182,9 @@ def with_settings(config: ConfigDict, settings: Mapping[str, Any]) -> ConfigDict
 
 
 def check_keys(config: ConfigDict) -> None:
-    """Raises ValueError where keys of the configuration are missing, unknown, or of another type than their default.
+    """Raises ValueError for keys that are missing, unknown, or of another type than their default.
 
-    A locked ConfigDict lets all of it pass where a file unlocks it, replaces a group, or sets None.
+    A file can get them past a locked ConfigDict: by unlocking, replacing a group, or setting None.
     """
     found, known = flatten(config), flatten(default_config())
     if missing := [key for key in known if key not in found]:
@@ -215,20 +204,18 @@ def _wrong_type(key: str, value: Any, default: Any) -> str:
 
 
 def is_like(default: Any, value: Any, key: str) -> bool:
-    """Whether a value has the type of its default, and a tuple's elements theirs."""
     if type(value) is not type(default):
         return False
     return not isinstance(value, tuple) or all(type(item) is element_type(key) for item in value)
 
 
 def element_type(key: str) -> type:
-    """Of what the elements of a tuple are: the numbers of its range, or names."""
     allowed = KEYS[key].allowed
     return type(allowed.low) if isinstance(allowed, Range) else str
 
 
 def did_you_mean(key: str) -> str:
-    """The end of an error message about a key that does not exist."""
+    """The end of a message about an unknown key."""
     likeness = {one: difflib.SequenceMatcher(None, one, key).ratio() for one in flatten(default_config())}
     best = max(likeness, key=likeness.get)  # of several that are as near, the one that is declared first
     return f"; did you mean {best}?" if likeness[best] >= 0.5 else "; see --keys for every key"
@@ -242,7 +229,6 @@ def _shipped_file(name: str) -> Path:
 
 
 def _no_config(text: str) -> str:
-    """The message about a config that does not exist, with the nearest shipped name."""
     names = list(shipped_configs())
     near = difflib.get_close_matches(Path(text).stem, names, n=1, cutoff=0.5)
     meant = f" (did you mean {near[0]}?)" if near else ""

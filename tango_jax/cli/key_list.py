@@ -14,12 +14,7 @@ WIDTH = 120
 
 
 def describe_keys(part: str = "") -> str:
-    """Every key with `part` in its name: its default, what it may be, its meaning, and whether a resumed run may change
-    it. A key of both roles stands there once, as ROLE.name.
-
-    Raises:
-        ValueError: no key has this part in its name.
-    """
+    """Keys with `part` in their names; a key of both roles once, as ROLE.name. Raises ValueError if there are none."""
     first, second = (f"{role}." for role in ROLES)
     keys = {f"ROLE.{name.removeprefix(first)}" if name.startswith(first) else name: key
             for name, key in KEYS.items() if not name.startswith(second)}  # fmt: skip
@@ -39,8 +34,6 @@ def _described(name: str, key: Key) -> str:
 
 
 class ListKeys(argparse.Action):
-    """Prints the list and ends the command, as --help does."""
-
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: str | Sequence[Any] | None,
         option_string: str | None = None,

@@ -1,7 +1,4 @@
-"""Checks every setting against its declaration (defaults.py), and the options of commands against theirs.
-
-What two keys must have in common is checked in validation.py and task_validation.py.
-"""
+"""Checks every setting and option against its declared range; validation.py and task_validation.py check pairs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +9,7 @@ from tango_jax.runtime.keys import Range
 
 
 def check_values(settings: Mapping[str, Any]) -> None:
-    """Every number of the flat settings {"rl.gamma": 0.8, ...}, and every text with a choice. Raises ValueError for
-    all that their declarations do not allow."""
+    """Check flat settings, {"rl.gamma": 0.8, ...}. Raises ValueError with every mistake."""
     mistakes = Mistakes()
     for key, value in settings.items():
         allowed, is_tuple = KEYS[key].allowed, isinstance(value, tuple)
@@ -25,7 +21,7 @@ def check_values(settings: Mapping[str, Any]) -> None:
 
 
 def check_options(options: Any, ranges: Mapping[str, Range]) -> None:
-    """The same for the options of a command, which are attributes of those names."""
+    """Check options, attributes with the names in `ranges`. Raises ValueError."""
     mistakes = Mistakes()
     for name, allowed in ranges.items():
         value = getattr(options, name)

@@ -1,4 +1,4 @@
-"""Everything around the work of a command: settings of the process before it, and one clear message after a failure."""
+"""What surrounds a command's work: settings of the process before it, one clear message after a failure."""
 
 import contextlib
 import os
@@ -24,16 +24,16 @@ def configure(config: ConfigDict) -> str:
     hosts.check_devices()
     if jax.default_backend() == "cpu":
         if hosts.is_alone() and "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
-            # XLA takes a compilation of two minutes, as on a busy machine, for a bug to report. Errors raise as before.
+            # XLA reports a compilation of two minutes, as on a busy machine, as a bug. Errors still raise.
             jax.config.update("jax_logging_level", "CRITICAL")
-        # With a published model a step takes seconds or minutes: page faults are nothing, and memory is what is short.
+        # A published model's step takes seconds: page faults matter little, memory matters.
         set_allocator(keeps_freed_memory=not (config.generator.checkpoint or config.verifier.checkpoint))
     return use_compile_cache(config.compile_cache) if config.compile_cache else ""
 
 
 @contextlib.contextmanager
 def _one_cache_warning(console: Console) -> Iterator[None]:
-    """jax warns of each program that it could not keep or read back; the first of them says it all."""
+    """jax warns of each program that it could not cache; one warning is enough."""
     show, first = warnings.showwarning, []
 
     def show_once(message, category, *place, **options):
@@ -51,8 +51,7 @@ def _one_cache_warning(console: Console) -> Iterator[None]:
 
 @contextlib.contextmanager
 def configured(config: ConfigDict, console: Console | None = None) -> Iterator[Console]:
-    """Call `configure`, log its warning, and yield a console: the one given, or one in which the first process
-    prints."""
+    """Call `configure`, log its warning, and yield `console`, or one that prints in the first process."""
     warning = configure(config)
     console = console or Console(enabled=hosts.is_first())
     if warning:
@@ -63,10 +62,9 @@ def configured(config: ConfigDict, console: Console | None = None) -> Iterator[C
 
 @contextlib.contextmanager
 def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
-    """Everything around the work of a command that resumes.
+    """Around the work of a command that resumes. A bug keeps its traceback.
 
-    Exit codes: those of failures.py for mistakes, for what the machine lacks and for Ctrl-C, each with one line;
-    hosts.PREEMPTED and hosts.PEER_LOST where it should be started again. A bug keeps its traceback.
+    Other failures end in one line with a code of failures.py; hosts.PREEMPTED and hosts.PEER_LOST mean: start again.
     """
     console = Console(enabled=False)
     termination.watch()
@@ -86,7 +84,7 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
         if not hosts.is_alone() and _is_lost_peer(error):
             _leave(_describe_lost_peer(error, console.doing, workdir), hosts.PEER_LOST)
         if not failures.is_bug(error):
-            # A mistake in the settings says itself what to do, as does a checkpoint that could not be written.
+            # These messages already say what to do.
             then = "" if isinstance(error, (ValueError, FloatingPointError)) else _then(workdir)
             _leave(f"{failures.last_line(error)}{then}", failures.exit_code(error))
         if hosts.is_alone():
@@ -110,14 +108,13 @@ def _describe_lost_peer(error: Exception, doing: str, workdir: Path) -> str:
 
 
 def _is_lost_peer(error: Exception) -> bool:
-    """Whether another process may have caused the error by ending. A restart would only repeat what this one did."""
+    """Whether another process may have caused the error by ending; then a restart helps."""
     own = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")
     return isinstance(error, jax.errors.JaxRuntimeError) and not str(error).startswith(own)
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    """End the process with a message. Among several it ends at once: an orderly end would wait for the others, which
-    wait for this one."""
+    """Among several processes, ends at once: an orderly end would wait for the others, which wait for this one."""
     message = "\n".join(map(on_one_line, message.split("\n")))
     if hosts.is_alone():
         failures.leave(message, code)

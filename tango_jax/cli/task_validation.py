@@ -1,4 +1,4 @@
-"""Checks of the task's settings, made before any work: sizes of synthetic problems, data files of math, and lengths."""
+"""Checks of the task's settings before any work: sizes of synthetic problems, data files of math, lengths."""
 
 from ml_collections import ConfigDict
 
@@ -16,12 +16,11 @@ from tango_jax.tasks.tagged_examples import read_stage_one
 from tango_jax.tasks.user_task import load_user_task
 
 FILE_KEYS = ("train", "test", "stage_one")  # of task; for problems from files
-# Settings that the lengths of synthetic problems are compared with.
 LENGTHS = tuple(f"{role}.{name}" for role in ROLES for name in ("max_", "pack_length", "sft.pack_length"))
 
 
 def check_task(config: ConfigDict, mistakes: Mistakes, method: Method | None) -> None:
-    """Note what is wrong; `method` is None where that is mistaken. Local data files are read; the hub is not asked."""
+    """Note what is wrong; `method`: None if it is mistaken. Reads local data files; does not contact the hub."""
     with mistakes.collected():
         grader_of(config.task)
     if is_user_code(config.task.name):
@@ -73,7 +72,7 @@ def _check_math(config: ConfigDict, mistakes: Mistakes, method: Method | None) -
 
 def _check_count(config: ConfigDict, mistakes: Mistakes) -> None:
     task = config.task
-    # Text to imitate from a file of its own has its own held-out rows.
+    # A file for stage 1 has its held-out rows.
     aside = task.validation * ((task.stage_one == "gsm8k") + (not task.test))
     wanted, count = config.rl.prompts_per_step + aside, None
     with mistakes.collected("task.train: "):
@@ -84,7 +83,6 @@ def _check_count(config: ConfigDict, mistakes: Mistakes) -> None:
 
 
 def _count_problems(source: str) -> int | None:
-    """Problems of a local file; None for what the hub holds. Raises ValueError."""
     if source in BENCHMARKS:
         return None
     if source.startswith(HUB_PREFIX):
@@ -94,7 +92,6 @@ def _count_problems(source: str) -> int | None:
 
 
 def _check_worked_answers(task: ConfigDict) -> None:
-    """Raise ValueError where stage 1 is made of worked answers and a local file has others."""
     if task.train in BENCHMARKS or task.train.startswith(HUB_PREFIX) or not task.train:
         return
     try:
@@ -141,7 +138,7 @@ def _check_sizes(config: ConfigDict, mistakes: Mistakes, method: Method | None) 
 
 
 def _check_lengths(config: ConfigDict, mistakes: Mistakes) -> None:
-    """No problem of any split may be longer than its role's limits; of each limit, the first such split is named."""
+    """For each limit, name the first split with problems longer than it."""
     task = config.task
     sizes = SYNTHETIC[task.name].SIZES
     too_short: set[str] = set()  # limits
@@ -153,8 +150,7 @@ def _check_lengths(config: ConfigDict, mistakes: Mistakes) -> None:
             limit = f"{role}.max_{kind}"
             if config[role].checkpoint or limit in too_short:  # its tokenizer counts otherwise: make_task checks
                 continue
-            # A sampled response is cut at its limit and a sampled solution may be longer than the gold one; what must
-            # fit is the material itself.
+            # Sampled text may be cut at its limit; problems and gold solutions must fit.
             fits = mistakes.require(
                 tokens <= config[role][f"max_{kind}"],
                 f"{limit}={config[role][f'max_{kind}']} cannot hold the longest {what} of "
@@ -164,7 +160,7 @@ def _check_lengths(config: ConfigDict, mistakes: Mistakes) -> None:
         for role in [role for role in ROLES if split == "sft" and not config[role].checkpoint]:
             limit = sft_pack_shape(config[role]).row_length
             longest = longest_texts[f"{role} prompt"] + longest_texts[f"{role} response"]
-            # Rows are as long as the two limits together unless a length is set; then those limits are the mistake.
+            # Without a set length, rows are as long as both limits together; then the limits are the mistake.
             mistakes.require(
                 longest <= limit or mistakes.is_about(f"{role}.max_"),
                 f"{role}.sft.pack_length={limit} cannot hold the longest training sequence of the sft split: {longest} "

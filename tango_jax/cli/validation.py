@@ -1,4 +1,4 @@
-"""Checks of a configuration, made before any work. Each message names the value, the limit and the fix."""
+"""Checks of a configuration before any work. Each message names the value, the limit and the fix."""
 
 from ml_collections import ConfigDict
 
@@ -17,17 +17,13 @@ from tango_jax.tracking.loggers import check_installed
 from tango_jax.weights.peft_folder import check_lora_config
 from tango_jax.weights.source import fields_of, kind_of, sized_model
 
-# Numbers of a role that its lengths and batches are worked out from.
 SIZES = (
     "max_", "prompt_buckets", "cache_buckets", "row_buckets", "pack_length", "loss.minibatches",
 )  # fmt: skip
 
 
 def validate(config: ConfigDict) -> None:
-    """Raises SettingsError, a ValueError, with everything that is wrong.
-
-    What two numbers must have in common is only checked where each is in its own range.
-    """
+    """Raises SettingsError with everything that is wrong. Pairs of numbers are checked if each is in its range."""
     check_keys(config)
     mistakes = Mistakes()
     with mistakes.collected():
@@ -58,7 +54,6 @@ def validate(config: ConfigDict) -> None:
         _check_one_policy(config, mistakes)
     method = None
     with mistakes.collected():
-        # A rehearsal of the turns needs settings that are whole.
         if mistakes.messages:
             load_parts(config)
         else:
@@ -76,7 +71,7 @@ def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:
 
 
 def _check_same_stage_one(config: ConfigDict, mistakes: Mistakes) -> None:
-    """Of a verifier that goes on from the generator's stage 1: both train adapters there, or both all parameters."""
+    """A verifier that continues the generator's stage 1 must train the same: adapters, or all parameters."""
     both = [config[role] for role in ROLES if config[role].sft.steps and not config[role].init_from]
     mistakes.require(
         len(both) < 2 or not both[0].model.lora.rank or both[0].sft.full == both[1].sft.full,
@@ -142,7 +137,6 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
 
 
 def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
-    """That something is trained, and what the arm's name promises."""
     rl, arm = config.rl, arm_or_none(config)
     if arm is None or mistakes.is_about("rl."):
         return

@@ -1,2 +1,1 @@
-"""Support code for the notebooks in notebooks/: live curves, and figures of the loop's records.
-"""
+"""For notebooks/: live curves, and figures of the loop's records."""

@@ -1,7 +1,4 @@
-"""Shows a run in a notebook cell: live curves during training, and the report afterwards.
-
-A thread reads the run's files; `train` itself is unaware of it.
-"""
+"""Shows a run in a notebook cell: live curves during training, and the report afterwards."""
 
 import contextlib
 import html
@@ -22,10 +19,7 @@ MIN_EVALUATIONS = 3
 
 @contextlib.contextmanager
 def live_curves(workdir: Path, title: str, every_s: float = 5.0) -> Iterator[Console]:
-    """Context manager around `train`: yields the console to pass to it, and redraws the run's curves in this cell.
-
-    The run's log goes to WORKDIR/log.txt; its latest line is shown below the curves until the run is over.
-    """
+    """Yields the console for `train`, which logs to WORKDIR/log.txt, and redraws the run's curves in this cell."""
     workdir.mkdir(parents=True, exist_ok=True)
     losses, curves, line = DisplayHandle(), DisplayHandle(), DisplayHandle()
     losses.display(HTML(""))
@@ -56,13 +50,12 @@ def live_curves(workdir: Path, title: str, every_s: float = 5.0) -> Iterator[Con
 
 
 def draw_stage_one(workdir: Path, title: str) -> Image | None:
-    """The held-out losses of stage 1, or None if nothing has been logged yet."""
     losses = {role: read_metrics(path) for role in ROLES if (path := workdir / f"sft/{role}/metrics.jsonl").exists()}
     return show(loss_figure(losses, f"{title}: stage 1")) if any(losses.values()) else None
 
 
 def draw_turns(workdir: Path, title: str) -> Image | None:
-    """The curves of stage 2, or None before the third evaluation: a line between two points says little."""
+    """None before the third evaluation: a line between two points says little."""
     rows = read_metrics(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []
     if sum(row["phase"] == "eval" for row in rows) < MIN_EVALUATIONS:
         return None
@@ -75,10 +68,10 @@ def last_line(path: Path) -> str:
 
 
 def inline_page(path: Path, height: int = 860) -> HTML:
-    """A page of `tango_jax.report` inside the notebook; it is stored in the saved notebook."""
+    """A page of `tango_jax.report`, stored in the saved notebook."""
     page = html.escape(path.read_text(encoding="utf-8"), quote=True)
     style = f"width: 100%; height: {height}px; border: 1px solid #ccc"
-    # The sandbox gives the page its own origin, so it cannot access the notebook. The div avoids IPython's warning
-    # about HTML that starts with an iframe, which is meant for iframes with a URL.
+    # The sandbox keeps the page out of the notebook. The div avoids IPython's warning about HTML that starts with
+    # iframe.
     rights = 'sandbox="allow-scripts allow-modals"'
     return HTML(f'<div><iframe {rights} srcdoc="{page}" style="{style}" title="report of the run"></iframe></div>')

@@ -1,5 +1,4 @@
-"""Figures of the data in the loop: tokens as coloured boxes, packed rows as grids, bar charts by parameter.
-"""
+"""Figures of the data in the loop: tokens as coloured boxes, packed rows as grids, bar charts by parameter."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -31,8 +30,6 @@ KNOWN_SIGNS = "↵→∅"
 
 
 class Strip(NamedTuple):
-    """One sequence of tokens, or of other pieces of text."""
-
     label: str
     texts: Sequence[str]
     colours: Sequence | None = None  # one per piece; None: all grey
@@ -41,12 +38,11 @@ class Strip(NamedTuple):
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text that each token adds."""
     return texts_between(*tokenizer.decode_with_ends(ids))
 
 
 def texts_between(text: str, token_ends: Sequence[int]) -> list[str]:
-    """Split a text into its tokens' pieces; ∅ marks tokens without text (special tokens, parts of a character)."""
+    """A text's pieces by token; ∅ marks tokens without text (special tokens, parts of a character)."""
     return [text[start:end] or "∅" for start, end in pairwise((0, *token_ends))]
 
 
@@ -62,13 +58,13 @@ def signed_colours(values: Sequence[float], limit: float = 0.0) -> list:
 
 
 def share_colours(values: Sequence[float]) -> list:
-    """White at 1 and orange at 0, so that likely tokens are pale."""
+    """White at 1, orange at 0."""
     pale = LinearSegmentedColormap.from_list("share", [ORANGE, "#FFFFFF"])
     return [pale(float(value)) for value in values]
 
 
 def token_figure(title: str, strips: Sequence[Strip], legend: Mapping[str, str] = {}) -> Figure:  # noqa: B006
-    """Draw strips below each other, each wrapped at the page width. `legend` maps each colour to its meaning."""
+    """Strips below each other, wrapped at the page width. `legend`: {colour: meaning}."""
     places, height = [], TITLE + (LABEL if legend else 0.0)
     for strip in strips:
         height += LABEL
@@ -115,11 +111,7 @@ def _draw_legend(axes: Axes, top: float, legend: Mapping[str, str]) -> None:
 
 
 def rollout_figure(rows: Sequence[dict]) -> Figure:
-    """Draw rollouts of a dump (rollout_dump.read_rollouts).
-
-    Each step has the colour of its judgement, with its reward and the advantage of its last token; the label compares
-    the verifier's verdict with the graded answer.
-    """
+    """Rollouts of a dump (rollout_dump.read_rollouts): judgement and reward by step, advantage of its last token."""
     strips = []
     for row in rows:
         verification = (row["verifications"] or [{"judgements": [], "verdict": "none"}])[0]
@@ -140,7 +132,7 @@ def rollout_figure(rows: Sequence[dict]) -> Figure:
 
 
 def _pieces(solution: dict) -> list[tuple[int, int, int | None]]:
-    """Split a solution into (start, end, step or None): its steps, and the text between them."""
+    """(start, end, step or None): steps, and the text between them."""
     pieces, position = [], 0
     for step, (start, end) in enumerate(solution["steps"]):
         pieces += [(position, start, None), (start, end, step)]
@@ -159,10 +151,9 @@ def _step_note(row: dict, step: int | None, judgement: bool | None, end: int) ->
 
 
 def grid_figure(title: str, panels: Sequence[tuple[str, np.ndarray, str]]) -> Figure:
-    """Draw packed rows as one image per panel (heading, values_RT, kind), with rows down and tokens across.
+    """Packed rows as one image per panel (heading, values_RT, kind), rows down and tokens across.
 
-    `kind` is "segments" (0 is padding, every other number has its own colour) or "signed" (blue above 0, vermilion
-    below).
+    `kind`: "segments" (0 is padding, others have colours) or "signed" (blue above 0, vermilion below).
     """
     rows = panels[0][1].shape[0]
     figure = make_figure(_printable(title), WIDTH_INCHES, 0.5 + len(panels) * (0.55 + 0.16 * rows), DPI)
@@ -185,7 +176,6 @@ def grid_figure(title: str, panels: Sequence[tuple[str, np.ndarray, str]]) -> Fi
 
 
 def bars_figure(title: str, values: Mapping[str, float], label: str) -> Figure:
-    """One horizontal bar per name, labelled with its value."""
     figure = make_figure("", WIDTH_INCHES, 0.9 + 0.2 * len(values), DPI)
     axes = figure.subplots()
     axes.set_title(_printable(title), fontsize=10, fontweight="bold", loc="left")
@@ -200,7 +190,6 @@ def bars_figure(title: str, values: Mapping[str, float], label: str) -> Figure:
 
 
 def loss_figure(losses: Mapping[str, Sequence[dict]], title: str) -> Figure:
-    """The held-out loss of stage 1 for each role, from the rows of its metrics.jsonl."""
     figure = make_figure("", WIDTH_INCHES, 2.6, DPI)
     axes = figure.subplots()
     axes.set_title(_printable(title), fontsize=10, fontweight="bold")
@@ -218,9 +207,9 @@ def loss_figure(losses: Mapping[str, Sequence[dict]], title: str) -> Figure:
 
 
 def show(figure: Figure) -> Image:
-    """Return a figure as a cell's output, with a colour palette: a third of the bytes in the saved notebook."""
+    """A figure as a cell's output, with a colour palette: a third of the bytes."""
     saved = io.BytesIO()
-    # MAXCOVERAGE spreads the palette over all colours that occur, so values of a colour bar are not merged.
+    # MAXCOVERAGE keeps the values of a colour bar apart.
     method, dither = PIL.Image.Quantize.MAXCOVERAGE, PIL.Image.Dither.NONE
     drawn = PIL.Image.open(io.BytesIO(png_of(figure))).convert("RGB")
     drawn.quantize(256, method=method, kmeans=1, dither=dither).save(saved, "png", optimize=True)
@@ -228,7 +217,7 @@ def show(figure: Figure) -> Image:
 
 
 def _page(title: str, height: float) -> tuple[Figure, Axes]:
-    """A figure whose units are characters (across) and lines (down)."""
+    """Units: characters across, lines down."""
     figure = make_figure("", WIDTH_INCHES, LINE_INCHES * (height + 0.4), DPI, layout="none")
     axes = figure.add_axes((0.01, 0, 0.98, 1))
     axes.set_xlim(0, COLUMNS + 1)
@@ -239,13 +228,11 @@ def _page(title: str, height: float) -> tuple[Figure, Axes]:
 
 
 def _with_blanks(text: str) -> str:
-    """A token's text with leading and trailing blanks made visible."""
     inner = text.strip(" ")
     before = len(text) - len(text.lstrip(" "))
     return _printable("·" * before + inner + "·" * (len(text) - before - len(inner)))
 
 
 def _printable(text: str) -> str:
-    """Make newlines visible, and replace characters that the font lacks by a question mark."""
     shown = text.translate(SIGNS)
     return "".join(c if c in KNOWN_SIGNS or (c.isprintable() and ord(c) < KNOWN_LETTERS) else "?" for c in shown)

@@ -1,4 +1,4 @@
-"""Describes any record of the loop field by field: type, shape, and as much of the contents as fits on a line."""
+"""Describes any record of the loop field by field: type, shape, and the contents that fit on a line."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +10,7 @@ LINE = 104  # characters per line: longer ones would be wrapped by the notebook
 
 
 def describe(record: Any) -> str:
-    """Name, type or shape, and the beginning of the value, for each field of a dataclass or NamedTuple."""
+    """A line for each field of a dataclass or NamedTuple: name, type or shape, beginning of the value."""
     fields = record._asdict() if hasattr(record, "_asdict") else _fields(record)
     lines = [(name, *_kind_and_value(value)) for name, value in fields.items()]
     names, kinds = (max(len(line[part]) for line in lines) for part in (0, 1))

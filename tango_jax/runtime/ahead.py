@@ -1,8 +1,4 @@
-"""Compiles jitted functions from the shapes of their arguments, some at a time, before they are first called.
-
-Shapes of results can be arguments of the next function. JAX keeps what `lower` and `compile` make: a later call with
-such arrays compiles nothing.
-"""
+"""Compiles jitted functions before their first call. The result's shapes can be arguments of the next function."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,15 +8,15 @@ import jax
 
 from tango_jax.runtime.machine import num_cpus
 
-# XLA releases Python's lock while it compiles. Each program takes memory of the host, for large models a few GB.
+# XLA compiles without Python's lock. A large model's program takes a few GB of host memory.
 MOST_AT_A_TIME = 8
 
 
 class CompileAhead:
-    """Wraps jitted functions in a `with` statement, at whose end everything is compiled."""
+    """Wraps jitted functions in a `with` statement, which compiles everything at its end."""
 
     def __init__(self):
-        # The compilers of several processes may wait for each other, and must then meet the programs in one order.
+        # Compilers of several processes may wait for each other, and need one order.
         at_a_time = 1 if jax.process_count() > 1 else min(MOST_AT_A_TIME, num_cpus())
         self._pool = ThreadPoolExecutor(at_a_time, thread_name_prefix="compile")
         self._pending: dict[Any, tuple[Future, Any]] = {}
@@ -35,7 +31,7 @@ class CompileAhead:
                 compiled.result()  # raises what the compiler did
 
     def __call__(self, fn: Callable) -> Callable:
-        """A jitted function as one that compiles, and returns the shapes of its result."""
+        """A function that compiles `fn` and returns the shapes of its result."""
 
         def compile_fn(*args: Any) -> Any:
             key = (id(fn), *_key(args))
@@ -48,7 +44,7 @@ class CompileAhead:
 
 
 def _key(args: tuple) -> tuple:
-    """What the compiled program depends on: structure, shapes, types, places, and static numbers."""
+    """What a program depends on: structure, shapes, types, places, static numbers."""
     leaves, structure = jax.tree.flatten(args)
     return structure, tuple(
         (leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)) if hasattr(leaf, "shape") else leaf for leaf in leaves

@@ -1,4 +1,4 @@
-"""Small files that are always whole: after a kill, a full disk or a power cut, the old or the new one is there."""
+"""Small files that are always whole: a kill, a full disk or a power cut leaves the old or the new one."""
 
 import contextlib
 import json
@@ -9,8 +9,7 @@ from typing import Any
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
-    """Write `content` (text as UTF-8) to disk, and make the folder if need be. One process at a time may write a path.
-    After an OSError a file that was there before is as it was."""
+    """Write text (UTF-8) or bytes, one process at a time. Makes the folder. After an OSError the old file is intact."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
@@ -23,13 +22,13 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        # A failed write, unlike a failed open, does not name the file.
+        # The error of a failed write lacks the file's name.
         raise OSError(error.errno, error.strerror, str(path)) from error
     sync_directory(path.parent)
 
 
 def sync_directory(folder: Path) -> None:
-    """Flush a folder's list of names: a rename outlives a power cut only after this."""
+    """A rename survives a power cut only after this."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

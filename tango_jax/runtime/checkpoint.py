@@ -1,10 +1,7 @@
 """Checkpoints that survive kills, full disks and flipped bytes.
 
-Each step has a folder, `<directory>/<step>/`, with all arrays and a JSON record. Orbax writes it under a temporary
-name. It is then sealed and renamed. A restore that detects a changed byte falls back to the previous step.
-
-A seal is a file `manifest.sha256`, in the format of `sha256sum -c`, and `seal.json`, which it covers, with the step and
-the number of files.
+Orbax writes each step, arrays and a JSON record, under a temporary name; then `<directory>/<step>/` is sealed and
+renamed. The seal is `manifest.sha256`, for `sha256sum -c`, and `seal.json`, with the step and the number of files.
 """
 
 import contextlib
@@ -42,7 +39,7 @@ LISTED_DIFFERENCES = 5
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be written, or not be used by this run."""
+    """A checkpoint cannot be written, or does not fit this run."""
 
 
 class Restored(NamedTuple):
@@ -55,7 +52,7 @@ class Checkpointer:
     """The only writer of a checkpoint directory. Every process creates one and calls it at the same points."""
 
     def __init__(self, directory: str | os.PathLike, keep: int = 2):
-        """Open `directory`, keeping the newest `keep` steps, and remove what an interrupted save left."""
+        """Keeps the newest `keep` steps, and removes what an interrupted save left."""
         if keep < 1:
             raise ValueError(f"keep={keep} would leave no checkpoint; set it to 1 or more")
         if "://" in str(directory):
@@ -70,17 +67,14 @@ class Checkpointer:
         self._newest = hosts.from_first(max(complete_steps(self._directory), default=NO_STEP))
 
     def steps(self) -> list[int]:
-        """Steps on disk, oldest first; some may be damaged."""
+        """Ascending; some may be damaged."""
         return complete_steps(self._directory)
 
     def latest_step(self) -> int | None:
         return max(self.steps(), default=None)
 
     def save(self, step: int, state: Any, meta: dict) -> None:
-        """Write one step and wait until it is on disk. `meta` must be JSON.
-
-        Raises CheckpointError if the write fails (e.g. the disk is full) or the directory holds a later step.
-        """
+        """Write one step and wait for the disk. `meta` must be JSON. Raises CheckpointError."""
         if step < self._newest:
             raise CheckpointError(f"cannot save step {step}: {self._directory} already holds the later step "
                                   f"{self._newest}; resume from it or use another directory")
@@ -108,18 +102,17 @@ class Checkpointer:
         hosts.from_first(step)  # all wait for the first process
 
     def restore(self, abstract_state: Any) -> Restored | None:
-        """Load the newest intact step, or return None if there is none. Damaged steps are logged and skipped.
+        """The newest intact step, or None. Damaged steps are logged and skipped. Raises CheckpointError.
 
-        `abstract_state` holds a jax.ShapeDtypeStruct with a sharding for each array. Raises CheckpointError if all
-        steps are damaged, or names, shapes or dtypes differ.
+        `abstract_state`: a jax.ShapeDtypeStruct with a sharding for each array.
         """
         step = self._choose_step()
         self._newest = step  # any later step on disk is damaged, so the next save may replace it
         return None if step == NO_STEP else _load(self._orbax, self._directory, step, abstract_state)
 
     def peek(self, abstract_state: Any) -> Restored | None:
-        """Step and metadata of what `restore` would load, for a check before long work. All bytes are verified, and
-        `restore` does not verify them again. Raises CheckpointError like `restore`."""
+        """What `restore` would load, without arrays. Verifies all bytes, so that `restore` need not. Raises like
+        `restore`."""
         step = self._choose_step()
         if step == NO_STEP:
             return None
@@ -131,14 +124,14 @@ class Checkpointer:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             clean_up(self._directory)
-            # While it is open, nothing else gets its inode, and it can be asked whether it was removed.
+            # While this is open, no other folder gets its inode, and `st_nlink` shows a removal.
             self._descriptor = os.open(self._directory, os.O_RDONLY)
             weakref.finalize(self, os.close, self._descriptor)
         except OSError as error:
             raise CheckpointError(f"cannot use checkpoint directory {self._directory}: {error}") from error
 
     def _choose_step(self) -> int:
-        """Like the function, but does not read again what `peek` has verified."""
+        """Does not reread what `peek` has verified."""
         if self._verified is not None:
             step, files = self._verified
             if hosts.from_first(hosts.is_first() and fingerprint_of_files(self._directory / str(step)) == files):
@@ -160,14 +153,13 @@ class Checkpointer:
             commit(saving, self._directory / str(step))
 
     def _is_gone(self) -> bool:
-        """Whether the directory that was opened is gone, although another may have its name."""
+        """Whether the opened directory was removed, even if another now has its name."""
         return not self._directory.is_dir() or (
             self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0
         )
 
     def _prune(self, saved: int) -> None:
-        """Delete steps older than the newest `keep`, and damaged ones later than `saved`. Orbax would delete the old
-        step before the manifest of the new one is written."""
+        """Orbax would delete the old step before the new one has a manifest."""
         steps = self.steps()
         kept = [step for step in steps if step <= saved][-self._keep:]
         for step in set(steps) - set(kept):
@@ -178,7 +170,7 @@ class Checkpointer:
             return (f"could not save step {step}: {self._directory} no longer exists: was it removed during the run? "
                     "The same command starts afresh")
         free_gib = shutil.disk_usage(self._directory).free / 2**30
-        # Not the newest step on disk: a later step that was found to be damaged may still be there.
+        # The newest step on disk may be damaged.
         good = self._newest != NO_STEP
         kept = f"the last good checkpoint (step {self._newest}) is kept" if good else "there is no earlier checkpoint"
         return (f"could not save step {step} in {self._directory} ({free_gib:.2f} GiB free): "
@@ -187,7 +179,7 @@ class Checkpointer:
 
 
 def _make_orbax() -> ocp.Checkpointer:
-    # Replicated arrays are written by one device: splitting the work would compile slices in the middle of the run.
+    # One device writes a replicated array: splitting it would compile slices in the middle of the run.
     arrays = ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
     registry = ocp.type_handlers.create_type_handler_registry(
         (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
@@ -197,8 +189,7 @@ def _make_orbax() -> ocp.Checkpointer:
 
 
 def _in_daemon_thread(work: Callable[[], None]) -> None:
-    """Run `work` in a thread that does not keep the process alive, and wait for it. The threads that Orbax starts
-    inherit this; after a failed save they wait ten minutes for folders that nobody makes."""
+    """Orbax's threads inherit `daemon`: after a failed save they wait ten minutes for folders that nobody makes."""
     errors = []
 
     def run() -> None:
@@ -216,13 +207,12 @@ def _in_daemon_thread(work: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def _quiet_orbax() -> Iterator[None]:
-    """Silence the tracebacks that Orbax, asyncio and writer threads print for every array that cannot be written. After
-    an error they stay silent: threads may fail later."""
+    """Silence the traceback for every array that cannot be written, also after an error: threads may fail later."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     levels, hook = [logger.level for logger in loggers], sys.unraisablehook
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
-    # Writes that finish after Orbax has given up the others: nothing awaits their result.
+    # From writes that nothing awaits once Orbax has given up.
     sys.unraisablehook = lambda one: str(one.exc_value) == "Event loop is closed" or sys.__unraisablehook__(one)
     yield
     sys.unraisablehook = hook
@@ -231,11 +221,7 @@ def _quiet_orbax() -> Iterator[None]:
 
 
 def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> Restored:
-    """Load the newest intact step of a directory that another run may be writing to.
-
-    With `part`, e.g. ("generator", "params"), only that branch of the saved tree is read. Raises CheckpointError like
-    Checkpointer.restore, and if there is no complete step.
-    """
+    """The newest intact step, or else CheckpointError. `part`, e.g. ("generator", "params"): the branch to read."""
     directory = Path(directory).absolute()
     step = _choose_step(directory)
     if step == NO_STEP:
@@ -247,10 +233,9 @@ def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[st
 def peek_meta(
     directory: str | os.PathLike, abstract_state: Any = None, part: tuple[str, ...] = ()
 ) -> Restored | None:
-    """Step and metadata of the newest checkpoint (`state` is None), for a check before long work; None: no step.
+    """Step and metadata of the newest checkpoint (`state` is None); None: no step. Verifies only the record.
 
-    Only the record's bytes are verified. Raises CheckpointError if steps exist but none has an intact record; with
-    `abstract_state`, also if `read_state` would not find these arrays.
+    Raises CheckpointError if no step has an intact record, or one lacks the arrays of `abstract_state`.
     """
     directory = Path(directory).absolute()
     step = _choose_step(directory, below="record")
@@ -275,7 +260,6 @@ def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: A
 
 
 def _saved_arrays(path: Path, record: dict, abstract_state: Any, part: tuple[str, ...]) -> str:
-    """Check that a part of the saved tree has these arrays; return the prefix of their names."""
     prefix = "".join(f"{name}/" for name in part)
     saved = {name.removeprefix(prefix): array for name, array in record["arrays"].items() if name.startswith(prefix)}
     if not saved:
@@ -291,7 +275,7 @@ def _read_record(orbax: ocp.Checkpointer, path: Path) -> dict:
 
 
 def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]) -> None:
-    """Compare names, shapes and dtypes: Orbax would cast a wrong dtype silently."""
+    """Orbax would cast a wrong dtype silently."""
     names = sorted(saved.keys() | wanted.keys())
     differing = [name for name in names if saved.get(name) != wanted.get(name)]
     if not differing:
@@ -306,7 +290,6 @@ def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]
 
 
 def _choose_step(directory: Path, below: str = "") -> int:
-    """`newest_verified`, as read by the first process."""
     step = hosts.from_first(newest_verified(directory, below) if hosts.is_first() else NO_STEP)
     if step == ALL_DAMAGED:
         raise CheckpointError(f"every checkpoint in {directory} is damaged (the log names the files); restore the "
@@ -323,8 +306,7 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def seal(folder: Path, step: int) -> None:
-    """Add the seal and then the manifest, once everything else has been written. The seal holds `step`, so that a
-    folder renamed to another step is detected."""
+    """Add seal and manifest, last. The seal's `step` shows that a folder was renamed to another step."""
     write_atomically(folder / SEAL, json.dumps({"step": step, "files": len(_file_names(folder)) + 1}) + "\n")
     names = _file_names(folder)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
@@ -333,8 +315,7 @@ def seal(folder: Path, step: int) -> None:
 
 
 def find_damage(folder: Path, below: str = "") -> str | None:
-    """None if the folder holds exactly the files of its manifest and the step of its name, else the first difference.
-    With `below`, only the bytes of the seal and of files whose path starts with it are checked."""
+    """The first difference from manifest and seal, or None. `below`: only files with this prefix are hashed."""
     try:
         expected = _read_manifest(folder)
     except (OSError, ValueError) as error:
@@ -351,7 +332,7 @@ def find_damage(folder: Path, below: str = "") -> str | None:
 
 
 def newest_verified(directory: Path, below: str = "") -> int:
-    """The newest intact step, NO_STEP or ALL_DAMAGED; damaged steps are logged. `below`: see `find_damage`."""
+    """The newest intact step, NO_STEP or ALL_DAMAGED. `below`: see `find_damage`."""
     steps = complete_steps(directory)
     for position in reversed(range(len(steps))):
         path = directory / str(steps[position])
@@ -364,19 +345,18 @@ def newest_verified(directory: Path, below: str = "") -> int:
 
 
 def complete_steps(directory: Path) -> list[int]:
-    """The numbers of the numbered folders, ascending. One without a manifest is damaged, not unfinished."""
+    """Ascending. A folder without a manifest is damaged, not unfinished."""
     return sorted(int(path.name) for path in directory.glob("[0-9]*")
                   if path.name.isdecimal() and str(int(path.name)) == path.name and path.is_dir())
 
 
 def fingerprint_of_files(folder: Path) -> tuple:
-    """Names, sizes and modification times of a folder's files, to detect later changes."""
     stats = [(name, (folder / name).stat()) for name in _file_names(folder)]
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats)
 
 
 def sampled_digest(files: Iterable[Path]) -> str:
-    """A digest of the sizes of large files and of BLOCKS blocks of each, to tell versions apart in little time."""
+    """A digest of the sizes and BLOCKS blocks of large files: quick, and enough to tell versions apart."""
     found = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
@@ -389,7 +369,6 @@ def sampled_digest(files: Iterable[Path]) -> str:
 
 
 def commit(saving: Path, final: Path) -> None:
-    """Rename a sealed folder to its final name, in place of a folder that has it."""
     replaced = final.with_name(f"{final.name}{REPLACED}")
     if final.exists():
         os.replace(final, replaced)
@@ -399,21 +378,21 @@ def commit(saving: Path, final: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder, renaming it first, so that a kill half-way leaves nothing that looks complete."""
+    """Renames first: a kill half-way leaves nothing that looks complete."""
     removed = folder.with_name(f"{folder.name}{REMOVED}")
     os.replace(folder, removed)
     shutil.rmtree(removed)
 
 
 def clean_up(directory: Path) -> None:
-    """Undo what a kill, an interrupt or a full disk left behind in a directory of numbered folders."""
+    """Undo what a kill, an interrupt or a full disk left."""
     for replaced in directory.glob(f"[0-9]*{REPLACED}"):
         final = replaced.with_name(replaced.name.removesuffix(REPLACED))
         if not final.exists():
             os.replace(replaced, final)
     for suffix in (SAVING, REPLACED, REMOVED):
         for leftover in directory.glob(f"[0-9]*{suffix}*"):
-            # Writer threads of an interrupted save may still add files; these are removed at the next start.
+            # Threads of an interrupted save may still add files; the next start removes these.
             shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -422,7 +401,6 @@ def _manifest_text(digests: dict[str, str]) -> str:
 
 
 def _read_manifest(folder: Path) -> dict[str, str]:
-    """name -> sha256. Raises ValueError for anything that `seal` would not have written."""
     text = (folder / MANIFEST).read_bytes().decode("utf-8")
     expected = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", text, re.MULTILINE)}
     if not expected or _manifest_text(expected) != text:
@@ -438,7 +416,6 @@ def _seal_damage(folder: Path, num_files: int) -> str | None:
 
 
 def _file_names(folder: Path) -> list[str]:
-    """Relative paths of all files below a folder, except the manifest."""
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
     return sorted(names - {MANIFEST})
 

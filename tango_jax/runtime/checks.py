@@ -1,4 +1,4 @@
-"""Validation of settings and paths: each check raises ValueError with the setting, its value and the limit."""
+"""Checks of settings and paths. Each raises ValueError with the setting, its value and the limit."""
 
 import contextlib
 import difflib
@@ -19,13 +19,13 @@ def one_of(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def meant(value: Any, choices: Iterable[str]) -> str:
-    """The end of a message about a name that is none of the choices: the nearest of them, or nothing."""
+    """For messages about `value`, which is none of the choices."""
     near = difflib.get_close_matches(str(value), [one for one in choices if one], n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
 def local_path(name: str, text: str | os.PathLike) -> Path:
-    """The path that was given, with ~ expanded, which need not exist. Raises ValueError if it cannot be a path."""
+    """The path with ~ expanded; it need not exist. Raises ValueError if the text cannot be a path."""
     require(bool(os.fspath(text)), f"{name} is empty: give a path")
     try:
         path = Path(text).expanduser()
@@ -41,7 +41,6 @@ def local_path(name: str, text: str | os.PathLike) -> Path:
 
 
 def folder_to_write(name: str, text: str | os.PathLike) -> Path:
-    """The path of a folder to write into, which need not exist. Raises ValueError if it cannot be written."""
     path = local_path(name, text)
     nearest = next((place for place in (path, *path.absolute().parents) if os.path.lexists(place)), path)
     if not nearest.is_dir():
@@ -53,7 +52,6 @@ def folder_to_write(name: str, text: str | os.PathLike) -> Path:
 
 
 def file_to_write(name: str, text: str | os.PathLike) -> Path:
-    """The path of a file to write, which need not exist. Raises ValueError if it cannot be written."""
     path = local_path(name, text)
     require(not path.is_dir(), f"{name}={text} is a folder; name a file in it")
     folder_to_write(name, path.parent)
@@ -61,7 +59,7 @@ def file_to_write(name: str, text: str | os.PathLike) -> Path:
 
 
 def read_json_object(path: Path, advice: str) -> dict[str, Any]:
-    """The object in a JSON file. Raises ValueError if there is none; `advice` ends the message."""
+    """Raises ValueError if the file holds no object; `advice` ends the message."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -73,13 +71,12 @@ def read_json_object(path: Path, advice: str) -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """["name: old -> new", ...] for the entries in which two mappings differ; None where one lacks it."""
+    """["name: old -> new", ...]; None where one lacks it."""
     return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in sorted(old.keys() | new.keys())
             if old.get(name) != new.get(name)]  # fmt: skip
 
 
 def shortened(value: Any) -> str:
-    """The repr of a value, truncated if it is long."""
     try:
         return cut(repr(value))
     except ValueError:  # Python refuses to print integers of more than 4,300 digits
@@ -87,12 +84,11 @@ def shortened(value: Any) -> str:
 
 
 def cut(text: str, most: int = 80) -> str:
-    """The text, truncated to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class SettingsError(ValueError):
-    """Everything that is wrong with some settings, a line for each mistake."""
+    """A line for each mistake."""
 
     def __init__(self, messages: Iterable[str]):
         self.messages = tuple(messages)
@@ -100,7 +96,7 @@ class SettingsError(ValueError):
 
 
 class Mistakes:
-    """Collects what is wrong with settings, to tell all of it at once."""
+    """Collects mistakes in settings, to report all at once."""
 
     def __init__(self):
         self.messages: list[str] = []
@@ -110,17 +106,15 @@ class Mistakes:
             self.messages.append(message)
 
     def is_about(self, *beginnings: str) -> bool:
-        """Whether a message begins so: with the name of a setting or a group of settings."""
+        """Whether a message begins with one of these setting or group names."""
         return any(message.startswith(beginnings) for message in self.messages)
 
     def require(self, condition: bool, message: str) -> bool:
-        """Note the message unless the condition holds; returns whether it does."""
         if not condition:
             self.add(message)
         return condition
 
     def one_of(self, name: str, value: Any, choices: Iterable[str]) -> bool:
-        """Whether the value is one of the choices; if not, that is noted."""
         with self.collected():
             one_of(name, value, choices)
             return True
@@ -128,7 +122,7 @@ class Mistakes:
 
     @contextlib.contextmanager
     def collected(self, prefix: str = "") -> Iterator[None]:
-        """Note a ValueError of the block; the rest of the block is skipped."""
+        """Note a ValueError of the block and skip the rest of it."""
         try:
             yield
         except ValueError as error:
@@ -136,6 +130,5 @@ class Mistakes:
                 self.add(f"{prefix}{message}")
 
     def raise_all(self) -> None:
-        """Raise SettingsError if there are any."""
         if self.messages:
             raise SettingsError(self.messages)

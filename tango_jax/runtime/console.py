@@ -21,7 +21,7 @@ QUIET_S, LOOK_S = 30.0, 5.0  # seconds without a line after which a log says wha
 
 
 class Console:
-    """Where a run speaks; all processes but the first are silent (`enabled` false)."""
+    """Prints a run's progress. Processes other than the first are silent (`enabled` false)."""
 
     def __init__(self, enabled: bool = True, stream: TextIO | None = None, interval_s: float = 5.0,
                  clock: Callable[[], float] = time.monotonic):
@@ -43,7 +43,6 @@ class Console:
         self._line_at = self.clock()
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Print a table; columns that hold only numbers are aligned to the right."""
         def cell(value: Any) -> Text:
             return Text(on_one_line(format_number(value), self.encoding))
 
@@ -57,12 +56,11 @@ class Console:
         self._line_at = self.clock()
 
     def stage(self, title: str, total: int, done: int = 0) -> "Stage":
-        """A context manager for `total` steps, `done` of which an earlier run has made."""
         return Stage(self, title, total, done)
 
     @contextlib.contextmanager
     def heartbeat(self) -> Iterator[None]:
-        """While the block runs, a thread calls `tick`: the program itself may be in XLA's code for minutes."""
+        """A thread calls `tick`: the program may be inside XLA for minutes."""
         if not self.enabled:
             yield
             return
@@ -84,7 +82,7 @@ class Console:
             thread.join()
 
     def tick(self) -> None:
-        """Log what the open stage is doing if there has been no line for QUIET_S."""
+        """After QUIET_S without a line, log what the open stage is doing."""
         stage = self.stage_open
         if stage is not None and self.clock() - self._line_at >= QUIET_S:
             self.log(f"{_wall_clock()} {stage.describe()}")
@@ -92,7 +90,7 @@ class Console:
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
-    """Say on standard error what takes a while; on a terminal the line is gone afterwards."""
+    """Say on standard error what takes a while; a terminal clears the line afterwards."""
     text = on_one_line(text)
     console = rich.console.Console(stderr=True, highlight=False, markup=False, emoji=False, force_jupyter=False)
     if not console.is_terminal:
@@ -104,8 +102,6 @@ def working(text: str) -> Iterator[None]:
 
 
 class Stage:
-    """Progress through one stage; made by Console.stage."""
-
     def __init__(self, console: Console, title: str, total: int, done: int):
         self._console, self._total, self._done = console, total, done
         self._title = on_one_line(title, console.encoding)
@@ -134,7 +130,6 @@ class Stage:
         self.log(f"{verb} after {seconds}")
 
     def begin(self, phase: str) -> None:
-        """Note what is being done; the stage begins with a line that says it."""
         self._phase, self._metrics = on_one_line(phase, self._console.encoding), {}
         self._is_begun, self._part, self._since = True, "", self._console.clock()
         if not self._announced:
@@ -142,7 +137,7 @@ class Stage:
         self._announced = True
 
     def show(self, part: str) -> None:
-        """Note how far the step has come, for a line once it has been silent for long."""
+        """Progress within the step, for `tick`."""
         self._part = on_one_line(part, self._console.encoding)
 
     def log(self, text: str) -> None:
@@ -156,7 +151,6 @@ class Stage:
         return self._console.separator.join(part for part in parts if part)
 
     def advance(self, n: int = 1, phase: str = "step", **key_metrics: Any) -> None:
-        """Note that `n` more steps are done, and show these metrics."""
         self._done += n
         self._phase, self._metrics = on_one_line(phase, self._console.encoding), key_metrics
         now = self._console.clock()
@@ -172,7 +166,6 @@ class Stage:
             self._print_line()
 
     def seconds_per_step(self) -> float | None:
-        """Mean over the recent steps, or None before the first one."""
         (start, first), (end, last) = self._marks[0], self._marks[-1]
         return (end - start) / (last - first) if last > first else None
 
@@ -188,7 +181,6 @@ class Stage:
 
 
 def format_number(value: Any) -> str:
-    """Three significant digits for a float, everything for the rest."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"

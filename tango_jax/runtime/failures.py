@@ -16,11 +16,10 @@ from tango_jax.runtime.checks import SettingsError
 from tango_jax.runtime.model_text import error_line
 from tango_jax.runtime.termination import INTERRUPTED
 
-# Exit codes; termination.py and hosts.py have the others.
 FAILED = 1  # the machine or the model: a full disk, no memory, a loss that is not finite
 MISTAKE = 2  # something that the user can mend: arguments, settings, files
 
-# FloatingPointError: a loss that is not finite. RuntimeError: XLA, jax and the grader.
+# FloatingPointError: a loss that is not finite. RuntimeError: XLA, jax, the grader.
 EXPECTED = (ValueError, FloatingPointError, OSError, MemoryError, RuntimeError)
 _BUGS = (NotImplementedError, RecursionError)  # subclasses of RuntimeError
 
@@ -36,25 +35,22 @@ _ADVICE = {
     errno.EIO: "the disk or the network file system is failing",
     errno.EMFILE: "see `ulimit -n`",
 }
-# How messages of XLA begin that are no fault of an argument; some of them come as ValueErrors.
+# XLA messages that blame no argument; some are ValueErrors.
 XLA_CODES = ("UNKNOWN:", "INTERNAL:", "UNAVAILABLE:", "ABORTED:", "CANCELLED:", "DEADLINE_EXCEEDED:",
              "FAILED_PRECONDITION:", "RESOURCE_EXHAUSTED:", "DATA_LOSS:")  # fmt: skip
 _MAX_LENGTH = 400  # of a library's message, in characters
 
 
 def typed_command(command: str) -> str:
-    """`tango-<command>` where a console script started this process, else `python -m tango_jax.<command>`."""
     is_script = os.path.basename((sys.argv or [""])[0]).startswith("tango-")
     return f"tango-{command}" if is_script else f"python -m tango_jax.{command}"
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether to show the traceback instead of one line."""
     return not isinstance(error, EXPECTED) or isinstance(error, _BUGS)
 
 
 def describe(error: Exception) -> str:
-    """The error in one line."""
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename is not None else f"{_place(error)}: "
         advice = _ADVICE.get(error.errno)
@@ -68,7 +64,7 @@ def describe(error: Exception) -> str:
 
 
 def last_line(error: Exception) -> str:
-    """The last line that a command prints, or several for a SettingsError. A bug is raised again."""
+    """A command's last line, or several for a SettingsError. Raises a bug again."""
     if is_bug(error):
         raise error
     mistakes = error.messages if isinstance(error, SettingsError) else (describe(error),)
@@ -76,12 +72,12 @@ def last_line(error: Exception) -> str:
 
 
 def exit_code(error: Exception) -> int:
-    """MISTAKE for what the user can mend in arguments, settings or files, else FAILED."""
+    """MISTAKE for arguments, settings and files, else FAILED."""
     return MISTAKE if isinstance(error, ValueError) and not str(error).startswith(XLA_CODES) else FAILED
 
 
 class CommandEnd(SystemExit):
-    """The end of a command whose last line, the text of this exception, is printed; `code` is its exit code."""
+    """Ends a command: the text is its last line, `code` its exit code."""
 
     def __init__(self, line: str, code: int):
         super().__init__(line)
@@ -89,7 +85,6 @@ class CommandEnd(SystemExit):
 
 
 def leave(line: str, code: int) -> NoReturn:
-    """Print the last line of a command on standard error, and end it."""
     drop_broken_output()
     print(line, file=sys.stderr, flush=True)
     raise CommandEnd(line, code)
@@ -97,7 +92,7 @@ def leave(line: str, code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def ends_in_one_line(when_interrupted: str = "nothing was written") -> Iterator[None]:
-    """End a command that does not resume in one line with its exit code, after a mistake, a failure or Ctrl-C."""
+    """Ends a command that does not resume with one line and an exit code, on a mistake, a failure or Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
@@ -107,7 +102,7 @@ def ends_in_one_line(when_interrupted: str = "nothing was written") -> Iterator[
 
 
 def drop_broken_output() -> None:
-    """Discard standard output that can no longer be written: Python would fail at exit."""
+    """Python would fail at exit on a closed pipe."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -115,7 +110,6 @@ def drop_broken_output() -> None:
 
 
 def _place(error: BaseException) -> str:
-    """File and function of this package in which the error occurred."""
     package = str(Path(__file__).parents[1])
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(package)] or frames

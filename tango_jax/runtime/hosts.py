@@ -1,7 +1,7 @@
-"""Several processes, one program: joining them, the share of each, and what all of them must know.
+"""Several processes, one program.
 
-Every process samples and grades its share of a turn's problems. They exchange the resulting records, so that each one
-computes statistics and metrics from the whole batch. Arrays on devices never pass through here.
+Each process samples and grades its share of a turn's problems. They exchange records, so that each computes metrics
+from the whole batch. Arrays on devices never pass through here.
 """
 
 import contextlib
@@ -25,9 +25,8 @@ PEER_LOST = 76  # exit code: another process is gone, start all again
 _EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 HEARTBEAT_S = 60  # the job ends if a process is silent for so long
 CONNECT_S = 300  # seconds to wait for the other processes at the start
-# jax's own assertion fails where a platform is asked for by name whose package is missing.
+# jax's assertion fails for a named platform whose package is missing.
 _NO_DEVICE = (RuntimeError, AssertionError)
-# Bytes of the two messages of an exchange, and of the length that the first one begins with.
 _FIRST_MESSAGE_BYTES, _CHUNK_BYTES, _LENGTH_BYTES = 4096, 2**20, 8
 
 
@@ -36,15 +35,14 @@ class Preempted(Exception):
 
 
 class Preemption:
-    """SIGTERM and Ctrl-C in a run that saves. In a `held` block they set a flag, which the run reads between two steps
-    and while it samples; a resumed run repeats a turn that was sampling. Outside they end the process at once.
+    """SIGTERM and Ctrl-C in a run that saves.
 
-    Several processes must end at the same place, or some would wait for one that is gone: with them a signal always
-    sets the flag.
+    In a `held` block a signal sets a flag, read between two steps and while sampling. Outside, it ends the process at
+    once. Several processes must end at the same place: with them a signal always sets the flag.
     """
 
     def __init__(self, is_watching: bool = True):
-        """`is_watching` False: signals are left to the program that this is a part of."""
+        """`is_watching` False: the calling program keeps the signals."""
         self._is_watching = is_watching
         if is_watching:
             termination.watch()
@@ -52,7 +50,6 @@ class Preemption:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """There is unsaved work in the block, and none after it."""
         if self._is_watching:
             termination.hold()
         yield
@@ -66,17 +63,16 @@ class Preemption:
             termination.release()
 
     def is_due(self) -> bool:
-        """Whether any process was told to stop; all of them must ask."""
+        """Whether any process was told to stop; all must call this."""
         return max_over_processes(termination.is_requested())[0]
 
     def check(self) -> None:
-        """Raises Preempted if any process was told to stop; all of them must call it."""
+        """Raises Preempted if any process was told to stop; all must call this."""
         if self.is_due():
             raise Preempted
 
     def ends_sampling(self, show_fn: Callable[[str], None]) -> Callable[[str], None]:
-        """`show_fn`, which a turn calls while it samples, as a function that raises Preempted once this process is told
-        to stop. Several processes end between turns, where all of them ask."""
+        """`show_fn`, called while sampling; raises Preempted on a signal. Several processes end between turns."""
 
         def show(part: str) -> None:
             if self._is_watching and termination.is_requested() and jax.process_count() == 1:
@@ -87,11 +83,10 @@ class Preemption:
 
 
 def connect() -> None:
-    """Join the other processes of the job, if there are any, before the first array is made.
+    """Join the job's other processes, before the first array is made. Raises ValueError for wrong variables.
 
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is there. Without them, and with
-    TANGO_DISTRIBUTED=1, jax asks the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
-    Raises ValueError for variables that are wrong or missing.
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID describe the job. Without them, TANGO_DISTRIBUTED=1
+    lets jax ask the cluster's manager (SLURM, Cloud TPU, GKE, OpenMPI).
     """
     given = [name for name in _EXPLICIT if os.environ.get(name)]
     is_asked_for = os.environ.get("TANGO_DISTRIBUTED") == "1"
@@ -107,7 +102,7 @@ def connect() -> None:
 
 
 def _explicit_settings(given: Sequence[str]) -> dict[str, str | int]:
-    """What the three variables say; jax would wait for minutes, or end the process, over a wrong one."""
+    """Over a wrong variable jax would wait for minutes, or end the process."""
     if missing := [name for name in _EXPLICIT if name not in given]:
         raise ValueError(f"{', '.join(given)} is set, but {', '.join(missing)} is not: set all three or none")
     address = os.environ["JAX_COORDINATOR_ADDRESS"]
@@ -127,12 +122,11 @@ def _explicit_settings(given: Sequence[str]) -> dict[str, str | int]:
 
 
 def is_first() -> bool:
-    """Whether this process writes logs and results."""
     return jax.process_index() == 0
 
 
 def check_devices() -> None:
-    """Raises ValueError where jax finds nothing to run on; among several processes, what jax raises."""
+    """Raises ValueError if jax finds no device; among several processes, jax's error."""
     try:
         jax.devices()
     except _NO_DEVICE as error:
@@ -146,7 +140,7 @@ def check_devices() -> None:
 
 
 def is_alone() -> bool:
-    """Whether there are no other processes; known even where jax finds no device."""
+    """Works without a device."""
     try:
         return jax.process_count() == 1
     except _NO_DEVICE:
@@ -154,48 +148,46 @@ def is_alone() -> bool:
 
 
 def own_part(items: Sequence) -> Sequence:
-    """This process's consecutive share of what all of them hold."""
+    """This process's consecutive share."""
     start, stop = own_range(len(items))
     return items[start:stop]
 
 
 def own_range(count: int) -> tuple[int, int]:
-    """The indices [start, stop) of this process's share."""
+    """Indices [start, stop) of this process's share."""
     index, processes = jax.process_index(), jax.process_count()
     return count * index // processes, count * (index + 1) // processes
 
 
 def join_parts(items: Sequence) -> list:
-    """The lists of all processes in their order, which is the inverse of `own_part`. All of them must call it. Items
-    are pickled."""
+    """All processes' items in order: the inverse of `own_part`. All must call this. Items are pickled."""
     if jax.process_count() == 1:
         return list(items)
     return [item for part in _exchange(list(items)) for item in part]
 
 
-# What follows a mistake that ends a run.
 ONCE_MENDED = (". Once that is mended, the same command resumes from the last checkpoint; if a file was edited for "
                "that, the command first says how to accept the change")  # fmt: skip
 
 
 def raise_mistake(mistake: str) -> None:
-    """Raise ValueError in all processes if one has a text about a mistake in a user's code; all must call this."""
+    """Raise ValueError in all processes if one has a text; all must call this."""
     if first := next(filter(None, join_parts([mistake])), ""):
         raise ValueError(f"{first}{ONCE_MENDED}")
 
 
 def max_over_processes(*values: int) -> tuple[int, ...]:
-    """The largest of the processes' values; all must call this."""
+    """The maximum over processes of each value; all must call this."""
     return tuple(map(max, zip(*join_parts([values]), strict=True)))
 
 
 def from_first(value: Any) -> Any:
-    """The value of the first process; all must call this."""
+    """The first process's value; all must call this."""
     return join_parts([value])[0]
 
 
 def in_first(work_fn: Callable[[], None]) -> None:
-    """Run `work_fn` in the first process; all must call this, and raise ValueError if it fails with that or OSError."""
+    """Run `work_fn` in the first process; all must call this, and raise its ValueError or OSError as ValueError."""
     mistake = ""
     if is_first():
         try:
@@ -207,13 +199,11 @@ def in_first(work_fn: Callable[[], None]) -> None:
 
 
 def compile_exchange() -> None:
-    """Compile both sizes of an exchange."""
     join_parts([bytes(2 * _FIRST_MESSAGE_BYTES)])
 
 
 def _exchange(value: Any) -> list:
-    """The values of all processes. A message of fixed size holds the length of the pickled value and its beginning,
-    chunks of another fixed size the rest: only these two shapes are compiled."""
+    """All processes' values. One message has the pickled length and beginning, chunks the rest: two compiled shapes."""
     own, beginning = pickle.dumps(value), _FIRST_MESSAGE_BYTES - _LENGTH_BYTES
     first = _allgather(struct.pack("<Q", len(own)) + own[:beginning], _FIRST_MESSAGE_BYTES)
     sizes = [struct.unpack("<Q", message[:_LENGTH_BYTES])[0] for message in first]

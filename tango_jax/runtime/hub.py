@@ -1,7 +1,6 @@
 """Downloads files from the Hugging Face hub at a revision: `owner/name@revision`.
 
-A revision is a commit, a tag or a branch (also refs/pr/N and refs/convert/NAME). Unless it is a commit, a warning names
-the commit of the files and how to pin it.
+A revision is a commit, a tag or a branch (also refs/pr/N and refs/convert/NAME).
 """
 
 import logging
@@ -24,11 +23,7 @@ class HubId(NamedTuple):
 
 
 def parse_hub_id(name: str) -> HubId | None:
-    """Parse `owner/name` or `owner/name@revision`; None if the text is neither.
-
-    Raises:
-        ValueError: what follows the @ is no commit, tag or branch.
-    """
+    """Parse `owner/name` or `owner/name@revision`; None for other text. Raises ValueError for a wrong revision."""
     match = _ID.fullmatch(name)
     if match and ".." not in (match["revision"] or ""):
         return HubId(match["repo"], match["revision"])
@@ -42,15 +37,14 @@ def parse_hub_id(name: str) -> HubId | None:
 def download(
     hub_id: HubId, patterns: str | Sequence[str], repo_type: str | None = None, fallback: str | None = None, form="{}"
 ) -> Path:
-    """Download the matching files, or find them in the local cache. A file enters the cache when it is whole.
+    """Download the matching files, or find them in the cache. A file enters the cache when it is whole.
 
     Args:
         repo_type: "dataset", or None for a model.
-        fallback: the revision to use if `hub_id` has none; default: the main branch.
-        form: how the config writes the id, with {} for `owner/name@revision`, for messages.
+        fallback: the revision if `hub_id` has none; default: the main branch.
+        form: how messages show `owner/name@revision`, which replaces {}.
 
-    Raises:
-        ValueError: the files cannot be had; the message names the repository, the reason and the fix.
+    Raises ValueError with the repository, the reason and the fix.
     """
     import huggingface_hub  # imported here because most runs never contact the hub
 
@@ -74,13 +68,12 @@ def download(
 
 
 def _explain(error: Exception, hub_id: HubId, repo_type: str | None, fallback: str | None) -> tuple[str, str]:
-    """Return (why a download failed, what to do about it)."""
     from huggingface_hub import constants, errors
 
     is_data = repo_type == "dataset"
     page = f"{constants.ENDPOINT}/{'datasets/' * is_data}{hub_id.repo}"
     elsewhere = "or download it elsewhere and give its path"
-    # What the client says where nothing is in its cache hides what happened before.
+    # Where the cache is empty, the client's message hides the cause.
     cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
     text = " ".join(str(cause).split()) or type(cause).__name__
     if isinstance(cause, errors.RevisionNotFoundError):

@@ -1,4 +1,4 @@
-"""What a key of the configuration is; defaults.py and role_defaults.py declare them. Ranges serve options, too."""
+"""The types of configuration keys; defaults.py and role_defaults.py declare them. Ranges serve options, too."""
 
 import enum
 from typing import Any, NamedTuple
@@ -10,12 +10,12 @@ from tango_jax.runtime.rng import MAX_SEED
 LARGEST_INT = 2**31 - 1  # counters on devices are int32
 LARGEST_FLOAT = float(np.finfo(np.float32).max)
 SMALLEST_FLOAT = float(np.finfo(np.float32).tiny)  # XLA flushes what is smaller to zero
-# Responses of a command to one problem: the number of a row is its problem's number times this, plus its sample's.
+# Samples per problem. A response's row number is problem number x MAX_SAMPLES + sample number.
 MAX_SAMPLES = 1024
 
 
 class Range(NamedTuple):
-    """Which numbers are allowed; floats as they are written and rounded to float32."""
+    """Allowed numbers. A float is checked as written and rounded to float32."""
 
     low: float
     high: float  # LARGEST_INT and LARGEST_FLOAT: whatever a device can hold
@@ -25,7 +25,6 @@ class Range(NamedTuple):
     why: str = ""  # the reason or the fix, for the end of the error message
 
     def check(self, shown: str, value: float) -> None:
-        """Raises ValueError with `shown`, which names the setting and its value."""
         if value == self.also:
             return
         held = _in_float32(value) if isinstance(value, float) else value
@@ -35,7 +34,6 @@ class Range(NamedTuple):
         raise ValueError(f"{shown} must {self._words(value)}{note}{self.why}")
 
     def __str__(self) -> str:
-        """In a few words, for lists of keys."""
         also = f"{self.also:g}, or " if self.also is not None else ""
         low = f"{'above' if self.is_above else 'at least'} {self.low:g}"
         if self.high in (LARGEST_INT, LARGEST_FLOAT):
@@ -43,7 +41,7 @@ class Range(NamedTuple):
         return f"{also}{low} and {'below' if self.is_below else 'at most'} {self.high:g}"
 
     def _holds(self, value: float) -> bool:
-        # NaN compares false with everything, and so is in no range.
+        # NaN is in no range: it compares false.
         is_high_enough = value > self.low if self.is_above else value >= self.low
         return is_high_enough and (value < self.high if self.is_below else value <= self.high)
 
@@ -60,7 +58,6 @@ class Range(NamedTuple):
 
 
 def _in_float32(value: float) -> float:
-    """The number as a device computes with it."""
     with np.errstate(over="ignore", under="ignore"):
         held = float(np.float32(value))
     return 0.0 if abs(held) < SMALLEST_FLOAT else held
@@ -85,13 +82,10 @@ TRAINED_TEMPERATURE = SAMPLED_TEMPERATURE._replace(
 
 
 class OneOf(NamedTuple):
-    """Which texts are allowed."""
-
     texts: tuple[str, ...]
     why: str = ""  # the reason or the fix, for the end of the error message
 
     def check(self, shown: str, value: str) -> None:
-        """Raises ValueError with `shown`, which names the setting and its value."""
         if value not in self.texts:
             raise ValueError(f"{shown} is not one of {self}{self.why}")
 
@@ -100,10 +94,10 @@ class OneOf(NamedTuple):
 
 
 class Change(enum.Enum):
-    """Whether a run that is resumed, or a repeated command, may change a setting."""
+    """Whether a resumed run or a repeated command may change a setting."""
 
     NEVER = "no"
-    # A run keeps these to its end, so that it can be repeated to the bit.
+    # Fixed to the end of a run, so that it can be repeated to the bit.
     ROUNDING = "no; runs that differ in it compare"
     HARDWARE = "yes, a run may go on with other devices"  # changes results by rounding alone
     PLACE = "only for another path of the same run"
@@ -112,10 +106,10 @@ class Change(enum.Enum):
 
 
 class Key(NamedTuple):
-    """One key. It has the type of its default; of a tuple, each element is checked."""
+    """A value has the type of `default`; each element of a tuple is checked."""
 
     default: Any
-    # A Range of numbers or a choice of texts; None: any text, True or False, or what validation.py finds out.
+    # Numbers or texts; None: any text, True or False, or what validation.py checks.
     allowed: Range | OneOf | None
     meaning: str
     change: Change = Change.NEVER
@@ -125,7 +119,7 @@ Group = dict[str, "Key | Group"]  # keys by name
 
 
 def flat_keys(group: Group, prefix: str = "") -> dict[str, Key]:
-    """{"rl.gamma": Key} of a group and the groups in it."""
+    """{"rl.gamma": Key}, nested groups included."""
     found = {}
     for name, value in group.items():
         found |= {prefix + name: value} if isinstance(value, Key) else flat_keys(value, f"{prefix}{name}.")

@@ -1,7 +1,6 @@
-"""One run at a time in a workdir: a second start is refused before it touches anything.
+"""One run at a time in a workdir.
 
-The kernel locks `<workdir>/run.lock`, and frees it however the process ends. The file names the process, for the
-message of a refusal. With several processes in a job, the first one holds the lock.
+The kernel locks `<workdir>/run.lock` and frees it however the process ends. In a job the first process holds it.
 """
 
 import contextlib
@@ -23,14 +22,10 @@ _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # from file systems 
 
 @contextlib.contextmanager
 def locked(workdir: Path, console: Console) -> Iterator[None]:
-    """Keep the workdir, which is made if need be, for this job while the block runs; all its processes must call it.
-
-    Raises:
-        ValueError: another run is at work there (names it), or the folder cannot be written.
-    """
+    """All processes must call this. Raises ValueError if the workdir is in use or cannot be written."""
     workdir, was_there = Path(workdir), os.path.lexists(workdir)
     file = workdir / LOCK_FILE
-    # A soft lock would outlive a process that is killed on another host.
+    # A soft lock would outlive a process killed on another host.
     lock = FileLock(file, fallback_to_soft=False)
     try:
         hosts.in_first(lambda: _acquire(lock, workdir, console))

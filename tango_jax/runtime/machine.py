@@ -10,12 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Files of control groups, version 2 and 1, that hold the most memory that a container may use.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def num_cpus() -> int:
-    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -27,7 +25,7 @@ def describe_machine() -> str:
 
 
 def host_memory() -> int:
-    """Bytes of memory of this machine or container."""
+    """Bytes of this machine or container."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in CONTAINER_LIMITS:
         try:
@@ -38,7 +36,7 @@ def host_memory() -> int:
 
 
 def device_memory() -> int:
-    """Bytes that programs may use on each device; those of a CPU share the machine's memory."""
+    """Bytes per device; CPU devices share the machine's memory."""
     devices = jax.local_devices()
     stats = devices[0].memory_stats() if devices[0].platform != "cpu" else None
     return stats["bytes_limit"] if stats else host_memory() // len(devices)
@@ -47,14 +45,14 @@ def device_memory() -> int:
 def median_seconds(
     fn: Callable[[Any], object], runs: int, prepare_fn: Callable[[int], object] = lambda i: i
 ) -> float:
-    """Median time of `fn(prepare_fn(i))` over `runs` calls, after two warm-up calls and without `prepare_fn`."""
+    """Median over `runs` calls of `fn(prepare_fn(i))`, without `prepare_fn`, after two warm-up calls."""
     return medians_of_alternating_runs([fn], runs, prepare_fn)[0]
 
 
 def medians_of_alternating_runs(
     fns: list[Callable[[Any], object]], runs: int, prepare_fn: Callable[[int], object] = lambda i: i
 ) -> list[float]:
-    """Median time of each function. Their calls alternate, so that a slowdown affects all alike."""
+    """Calls alternate, so that a slowdown affects all functions alike."""
     times = [[] for _ in fns]
     for i in range(runs + 2):
         for fn, seconds in zip(fns, times, strict=True):
@@ -66,7 +64,7 @@ def medians_of_alternating_runs(
 
 
 def machine_rates() -> dict[str, float]:
-    """Float32 matmul rate at 2048^3, and the rate of reading a large array once."""
+    """Rates of a float32 matmul at 2048^3, and of reading a large array once."""
     x = jnp.ones((2048, 2048), jnp.float32)
     matmul = jax.jit(jnp.matmul)
     big = jnp.ones((2**28,), jnp.float32)

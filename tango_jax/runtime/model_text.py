@@ -1,14 +1,13 @@
 r"""Makes text from models and data files safe to display: on a terminal, in a log, in Markdown.
 
 What could steer the terminal, reorder or hide letters, or end the enclosing block becomes an escape such as \x1b or
-\u202e. Backslashes are not doubled, for the sake of LaTeX. The report's page has the same rules (viewer/text.js).
+\u202e. Backslashes are not doubled, for LaTeX. viewer/text.js has the same rules.
 """
 
 import re
 import unicodedata
 
-# Invisible characters that Python counts as printable: joiners, fillers, variation selectors (Unicode's
-# Default_Ignorable_Code_Point without the categories that `_is_shown` rejects anyway).
+# Invisible characters that Python counts as printable (Unicode's Default_Ignorable_Code_Point).
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
@@ -16,29 +15,27 @@ _LINE_SIGNS = str.maketrans({"\n": "↵", "\t": "→"})
 
 
 def for_terminal(text: str, encoding: str = "utf-8") -> str:
-    """Text for a terminal or a log file in this encoding."""
     return _escaped(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def on_one_line(text: str, encoding: str = "utf-8") -> str:
-    """Like `for_terminal`, with blanks for newlines and tabs."""
+    """`for_terminal` with blanks for newlines and tabs."""
     return for_terminal(re.sub(r"[\n\t]", " ", text), encoding)
 
 
 def error_line(error: object) -> str:
-    """`error: ...` in one line: quoted text cannot forge a second one."""
+    """One line: quoted text cannot forge a second one."""
     return on_one_line(f"error: {error}")
 
 
 def markdown_fence(text: str) -> str:
-    """A fenced code block that nothing in the text can end."""
     shown = _escaped(text)
     fence = "`" * max(3, _longest_run(shown) + 1)
     return f"{fence}text\n{shown}\n{fence}"
 
 
 def markdown_code(text: str) -> str:
-    """A code span within a line; newlines are shown as ↵, tabs as →."""
+    """A code span in a line, with ↵ for newlines and → for tabs."""
     shown = _escaped(text).translate(_LINE_SIGNS)
     if not shown.strip(" "):
         return f"`{shown or ' '}`"  # a code span cannot be empty
@@ -49,7 +46,6 @@ def markdown_code(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """A code span for a cell of a Markdown table."""
     return markdown_code(text).replace("|", r"\|")
 
 
@@ -60,7 +56,7 @@ def _escaped(text: str) -> str:
 
 
 def _is_shown(char: str) -> bool:
-    # isprintable rejects every blank but the ASCII one; the others have a width and occur in ordinary prose.
+    # isprintable rejects all blanks but the ASCII one; others occur in prose.
     return (char.isprintable() or unicodedata.category(char) == "Zs") and not _INVISIBLE.match(char)
 
 

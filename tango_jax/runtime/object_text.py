@@ -1,4 +1,4 @@
-"""Tells whether an object that a Python program hands over is the one that an earlier process had."""
+"""Tells whether an object from a Python program equals the one that an earlier process had."""
 
 import dataclasses
 import dis
@@ -17,18 +17,15 @@ from typing import Any
 import jax
 import numpy as np
 
-# What counts of the values that a function reads from its module: others, such as a console, are no part of a method.
+# Types of module values that count; others, such as a console, are no part of a method.
 _READ = (bool, int, float, complex, str, bytes, types.NoneType, np.ndarray, np.generic, jax.Array, tuple, list, set,
          frozenset, Mapping, types.FunctionType, type, functools.partial)  # fmt: skip
 _INSTALLED = {Path(__file__).parents[1], *map(Path, sysconfig.get_paths().values())}
 
 
 def text_of(value: Any, name: str) -> str:
-    """The source of the functions in an object, and a digest of all that it holds: fields, closures, defaults, bound
-    arguments, and what its functions read from their modules. It is the same in every process.
-
-    Code of installed packages, and of this one, counts by its name. Raises ValueError for an open file, a lock and the
-    like.
+    """The source of an object's functions, and a digest of its fields, closures, defaults, bound arguments, and what
+    its functions read from their modules. Equal in every process. Code of packages counts by name. Raises ValueError.
     """
     stream = io.BytesIO()
     writer = _Writer(stream)
@@ -41,7 +38,7 @@ def text_of(value: Any, name: str) -> str:
 
 
 class _Writer(pickle.Pickler):
-    """Pickles functions and classes by what they are made of; the result is never loaded."""
+    """Pickles functions and classes by their parts; never loaded."""
 
     def __init__(self, stream: io.BytesIO):
         super().__init__(stream, protocol=4)
@@ -50,7 +47,7 @@ class _Writer(pickle.Pickler):
         self._written: dict[int, tuple[int, Any]] = {}  # functions and classes by id
 
     def persistent_id(self, value: Any) -> Any:
-        """What is pickled in place of a value, whose parts come here in turn; None: the value itself."""
+        """The parts to pickle in place of a value; None: the value itself."""
         if isinstance(value, types.ModuleType):
             return value.__name__
         if isinstance(getattr(value, "__qualname__", None), str) and (outside := _name_outside(value)):
@@ -63,7 +60,6 @@ class _Writer(pickle.Pickler):
             return (value.fget,)
         if isinstance(value, types.MappingProxyType):
             return dict(value)
-        # Of jax.jit, functools.cache, staticmethod and classmethod.
         return (value.__wrapped__,) if hasattr(value, "__wrapped__") else None
 
     def _code(self, value: Any) -> Any:
@@ -75,7 +71,7 @@ class _Writer(pickle.Pickler):
         code, module = value.__code__, value.__globals__
         source = _source(code)
         self.sources += [source] if isinstance(source, str) else []
-        # The source of a lambda is that of the line, which may have several.
+        # A line may have several lambdas.
         column = min((place[2] for place in code.co_positions() if place[2]), default=0)
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
         read = {name: module[name] for name in sorted(_names_read(code) & module.keys()) if _is_read(module[name])}
@@ -83,7 +79,7 @@ class _Writer(pickle.Pickler):
 
 
 def _name_outside(value: Any) -> str:
-    """The name of what Python or an installed package defines; empty for code of users."""
+    """The name, if Python or an installed package defines the value, else ""."""
     place = getattr(value, "__module__", None)
     module = found = sys.modules.get(place)
     file = getattr(module, "__file__", None)
@@ -103,7 +99,6 @@ def _source(code: types.CodeType) -> Any:
 
 
 def _names_read(code: types.CodeType) -> set[str]:
-    """The names that a function reads from its module."""
     own = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
     return own.union(*(_names_read(one) for one in code.co_consts if isinstance(one, types.CodeType)))
 
@@ -113,7 +108,7 @@ def _is_read(held: Any) -> bool:
 
 
 def _is_written(key: str, held: Any) -> bool:
-    """Whether an attribute of a class is the user's, and not made by Python or a decorator."""
+    """Whether the user wrote the attribute, not Python or a decorator."""
     if isinstance(held, types.FunctionType) and key.startswith("__"):
         return key != "__repr__" and held.__code__.co_filename != "<string>"  # as dataclasses have it
     is_slot = isinstance(held, (types.GetSetDescriptorType, types.MemberDescriptorType))

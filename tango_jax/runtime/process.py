@@ -1,4 +1,4 @@
-"""The process: its memory allocator and compilation cache, and what it is, for the record of a run."""
+"""The process: its memory allocator and compilation cache, and facts for the record of a run."""
 
 import ctypes
 import datetime
@@ -33,10 +33,10 @@ _keeps_freed_memory = True  # as glibc does; see set_allocator
 
 
 def set_allocator(keeps_freed_memory: bool) -> bool:
-    """Make glibc keep freed memory, or return it to the system; returns whether that was possible.
+    """Make glibc keep freed memory or return it; returns whether that was possible.
 
-    On CPU, XLA allocates large temporaries in every step. By default glibc takes a page fault for every page of them,
-    which can double a small model's step, and keeps arrays of up to 32 MiB, a fifth of a large model's process.
+    On CPU, XLA allocates large temporaries in every step. By default glibc takes a page fault for each of their pages,
+    which can double a small model's step, and keeps arrays up to 32 MiB, a fifth of a large model's process.
     """
     global _keeps_freed_memory
     libc = _libc("mallopt")
@@ -48,20 +48,18 @@ def set_allocator(keeps_freed_memory: bool) -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return what is free between small allocations to the system, unless `set_allocator` keeps it."""
     libc = None if _keeps_freed_memory else _libc("malloc_trim")
     if libc is not None:
         libc.malloc_trim(0)
 
 
 def _libc(function: str) -> ctypes.CDLL | None:
-    """The C library, if it has this function."""
     libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
     return libc if hasattr(libc, function) else None
 
 
 def use_compile_cache(name: str) -> str:
-    """Set the folder of the persistent compilation cache. Returns a warning if it is not writable, else ""."""
+    """Set the persistent compilation cache. Returns a warning if the folder is not writable, else ""."""
     folder = Path(os.path.expanduser(name))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +75,7 @@ def use_compile_cache(name: str) -> str:
 
 
 def process_facts() -> dict[str, Any]:
-    """What this process is; `devices` is {kind: number}. All processes must call this."""
+    """`devices` is {kind: number}. All processes must call this."""
     machines = hosts.join_parts([socket.gethostname()])
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -94,7 +92,6 @@ def process_facts() -> dict[str, Any]:
 
 
 def _command() -> str:
-    """The command line; `python` in another program, such as a notebook."""
     program = Path(sys.argv[0]) if sys.argv else Path()
     if program.parent == _PACKAGE:
         return shlex.join(["python", "-m", f"{_PACKAGE.name}.{program.stem}", *sys.argv[1:]])
@@ -103,12 +100,11 @@ def _command() -> str:
 
 @functools.cache
 def _code() -> dict[str, Any]:
-    """Version and source of this package; `commit` of its checkout and whether the package differs from it (`dirty`),
-    None without a checkout or git."""
+    """Version, source digest, `commit`, and `dirty` (the package differs from it): None without a checkout or git."""
     source = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         source.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
-    # A package that pip has installed may lie in the checkout of another project, which does not track it.
+    # An installed package may lie in another project's checkout, which does not track it.
     is_tracked = _git("ls-files", "--error-unmatch", "__init__.py") is not None
     commit = _git("rev-parse", "HEAD") if is_tracked else None
     changed = _git("status", "--porcelain", "--", ".") if commit else None
@@ -121,7 +117,6 @@ def _code() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says of the package's folder; None after an error."""
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # it only reads
     try:
         done = subprocess.run(["git", "-C", str(_PACKAGE), *arguments], capture_output=True, text=True,
@@ -132,7 +127,6 @@ def _git(*arguments: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """What the processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,8 +1,4 @@
-"""Random keys as a pure function of (seed, names, counters): resumed runs repeat them, and no step reuses one.
-
-Keys are computed on the host: an eager jax.random call between jitted steps would be compiled and dispatched on its
-own.
-"""
+"""Random keys as a pure function of (seed, names, counters). The host makes them: eager jax.random is slow."""
 
 import zlib
 
@@ -12,7 +8,7 @@ MAX_SEED = 2**32 - 1  # limit of grain's shuffles, used for every seed
 
 
 def step_key(seed: int, *path: str | int) -> np.ndarray:
-    """Return the raw data of a threefry key, uint32[2], for `jax.random.wrap_key_data` inside a jitted function."""
+    """Raw data of a threefry key, uint32[2], for `jax.random.wrap_key_data` in a jitted function."""
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in path]
-    # Unlike additional entropy, a spawn key distinguishes a counter of zero from no counter.
+    # Unlike entropy, a spawn key distinguishes a counter of zero from none.
     return np.random.SeedSequence(seed, spawn_key=words).generate_state(2, np.uint32)

@@ -1,11 +1,8 @@
 """SIGTERM, which schedulers send before they take a machine away, and Ctrl-C (SIGINT).
 
-While a run has unsaved work (`hold`), a signal sets a flag, which the run reads between two steps and while it samples:
-it then saves and stops. At other times a signal ends the process at once, since all files are written so that a kill
-loses nothing that was saved. SIGTERM ends with code 75, which tells a launcher to start the same command again, Ctrl-C
-with 130. A second Ctrl-C is a KeyboardInterrupt wherever the program is.
-
-Active from the first line of a resumable command (see tango_jax/__init__.py), so nothing here imports jax.
+While a run has unsaved work (`hold`), a signal sets a flag; the run reads it between steps and while sampling, saves
+and stops. At other times a signal ends the process at once: saved files stay whole. A second Ctrl-C raises
+KeyboardInterrupt anywhere. tango_jax/__init__.py calls this first, so nothing here imports jax.
 """
 
 import contextlib
@@ -24,8 +21,6 @@ _SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
 
 
 class _Watch:
-    """The flags; there is one instance, since there is one handler per process."""
-
     is_terminated = False  # SIGTERM came
     is_interrupted = False  # Ctrl-C came while there was unsaved work
     is_held = False  # there is unsaved work
@@ -59,14 +54,11 @@ _watch = _Watch()
 
 
 def watch(is_starting: bool = False, is_silent: bool = False) -> None:
-    """Install the handlers. Call it again after a library has replaced them, as jax does when it joins other processes.
+    """Install the handlers; again after a library has replaced them, as jax does when it joins other processes.
 
-    Does nothing outside the main thread, where Python allows no signal handlers. Ctrl-C is left alone where it is
-    ignored, as in a shell's background jobs, or handled by another program.
-
-    Args:
-        is_starting: Ctrl-C ends the process at once, without a KeyboardInterrupt.
-        is_silent: another process says what will happen.
+    Does nothing outside the main thread, where Python allows no handlers. Ctrl-C is left alone where it is ignored (a
+    shell's background job) or handled. `is_starting`: Ctrl-C ends the process without a KeyboardInterrupt. `is_silent`:
+    another process prints the messages.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -77,7 +69,6 @@ def watch(is_starting: bool = False, is_silent: bool = False) -> None:
 
 
 def is_requested() -> bool:
-    """Whether the command is to stop once its work is saved."""
     return _watch.is_terminated or _watch.is_interrupted
 
 
@@ -87,23 +78,18 @@ def is_interrupted() -> bool:
 
 
 def leave_interrupts() -> None:
-    """Give Ctrl-C back to Python: a program that called a command goes on without it."""
+    """Give Ctrl-C back to Python, for a program that called a command and goes on."""
     _watch.is_interrupted = False
     if signal.getsignal(signal.SIGINT) == _watch.on_interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def hold() -> None:
-    """From now on, signals only set the flags."""
     _watch.is_held = True
 
 
 def release() -> None:
-    """Everything is saved: stop now if a signal came meanwhile, and from now on as soon as one comes.
-
-    Raises:
-        KeyboardInterrupt: the signal was Ctrl-C.
-    """
+    """Everything is saved: act on a signal that came, and at once on later ones. May raise KeyboardInterrupt."""
     _watch.is_held = False
     _watch.end_if_free()
     if _watch.is_interrupted:
@@ -111,8 +97,7 @@ def release() -> None:
 
 
 def end_with_parent() -> None:
-    """End as by SIGTERM when the process that PARENT_VARIABLE names is gone, so that no worker of a killed command
-    keeps its workdir locked. The variable is removed: processes that this one starts have another parent."""
+    """End as by SIGTERM once process PARENT_VARIABLE is gone, to free the workdir. Children get no such variable."""
     number = os.environ.pop(PARENT_VARIABLE, "")
     if number:
         threading.Thread(target=_wait_for_orphanhood, args=(number,), name="parent", daemon=True).start()
@@ -131,5 +116,5 @@ def _write(message: str) -> None:
 
 def _end(message: str, code: int) -> None:
     _write((_SHOW_CURSOR if os.isatty(2) else "") + message)
-    # Not sys.exit: libraries on the way out may catch an exception that they do not know.
+    # Not sys.exit: a library may catch its exception.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Measures time and memory of each phase of a step, and counts the programs that XLA compiles."""
+"""Time and memory of each phase of a step, and the number of programs that XLA compiles."""
 
 import contextlib
 import resource
@@ -13,8 +13,7 @@ BACKEND_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 class CompileCounter:
-    """Counts the programs handed to XLA within the block, also those in the persistent cache. Each means that a new
-    shape, dtype or sharding reached a jitted function, which must not happen after warm-up."""
+    """Counts programs handed to XLA in the block, cached ones too. After warm-up there must be none."""
 
     def __init__(self):
         self.compilations: list[str] = []  # names of the jitted functions
@@ -25,11 +24,9 @@ class CompileCounter:
             self.compilations.append(str(details.get("fun_name", "unknown")))
 
     def mark_warm(self) -> None:
-        """No compilation should follow."""
         self._warm_at = len(self.compilations)
 
     def late(self) -> list[str]:
-        """The compilations since mark_warm(); none before it."""
         return [] if self._warm_at is None else self.compilations[self._warm_at:]
 
     def __enter__(self) -> "CompileCounter":
@@ -41,7 +38,7 @@ class CompileCounter:
 
 
 class PhaseTimer:
-    """Seconds of each phase of a step, and the peak memory after it: `with timer("sample"): ...`, then pop()."""
+    """Seconds and peak memory of each phase: `with timer("sample"): ...`, then pop()."""
 
     def __init__(self):
         self._seconds: dict[str, float] = {}
@@ -49,7 +46,7 @@ class PhaseTimer:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time a block; blocks with the same name add up."""
+        """Blocks with the same name add up."""
         start = time.perf_counter()
         try:
             yield
@@ -65,8 +62,8 @@ class PhaseTimer:
 
 
 def memory_gib() -> dict[str, float]:
-    """Peak memory since the start, in GiB: `host` of this process and, if reported, `device` of its fullest one."""
-    # ru_maxrss is in KiB on Linux and in bytes on macOS.
+    """Peak since the start: `host` of this process, and `device` of its fullest one, if reported."""
+    # KiB on Linux, bytes on macOS.
     unit = 2**30 if sys.platform == "darwin" else 2**20
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [item["peak_bytes_in_use"] / 2**30 for item in stats if "peak_bytes_in_use" in item]

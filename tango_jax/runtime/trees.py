@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Norms square their input, and the square of anything above 1.8e19 overflows float32: a parameter near that limit is
-# the result of a diverged update, even though the number itself is finite.
+# The square of a parameter above 1.8e19 overflows float32 in norms. Such a parameter means that training diverged.
 LARGEST = 1e18
 BROKEN_VALUES = f"values that are NaN, infinite or above {LARGEST:g}"
 
 
 def flatten_names(tree: Any) -> dict[str, Any]:
-    """Arrays by slash-separated name, so that files on disk do not depend on container types of this version."""
+    """{slash-separated name: array}, so that files do not depend on container types."""
     leaves = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
               for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
     flat = dict(leaves)
@@ -23,20 +22,18 @@ def flatten_names(tree: Any) -> dict[str, Any]:
 
 
 def array_table(tree: Any) -> dict[str, str]:
-    """{name of an array: "float32[3,4]"}."""
+    """{name: "float32[3,4]"}."""
     return {name: describe_array(leaf) for name, leaf in flatten_names(tree).items()}
 
 
 def describe_array(leaf: Any) -> str:
-    """Such as "float32[3,4]"."""
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
 def tree_fingerprint(tree: Any) -> str:
-    """Hash of the names, shapes, dtypes and bits of a tree's arrays: equal for bit-equal trees, on any mesh. Computed
-    where the arrays reside."""
+    """Hash of names, shapes, dtypes and bits: equal for bit-equal trees, on any mesh. Computed where the arrays are."""
     flat = dict(sorted(flatten_names(tree).items()))
-    # One at a time: with more virtual devices than cores, concurrent sums deadlock waiting for each other.
+    # One at a time: with more virtual devices than cores, concurrent sums deadlock.
     sums = [int(_mixed_sum(leaf)) for leaf in flat.values()]
     lines = [f"{name} {describe_array(leaf)} {total}" for (name, leaf), total in zip(flat.items(), sums, strict=True)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -44,7 +41,7 @@ def tree_fingerprint(tree: Any) -> str:
 
 @jax.jit
 def _mixed_sum(leaf: jax.Array) -> jax.Array:
-    """uint32 sum of all elements' bits, each mixed with its index. Integer sums do not depend on the order."""
+    """uint32 sum of all elements' bits, each mixed with its index. The order does not matter."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if leaf.dtype == jnp.bool_:
@@ -58,8 +55,7 @@ def _mixed_sum(leaf: jax.Array) -> jax.Array:
 
 
 def first_not_finite(tree: Any) -> str | None:
-    """Return the name of the first array with NaN, infinity or a magnitude above LARGEST. All processes must call it.
-    """
+    """Name of the first array with NaN, infinity or a magnitude above LARGEST. All processes must call it."""
     flat = {name: leaf for name, leaf in flatten_names(tree).items() if jnp.issubdtype(leaf.dtype, jnp.inexact)}
     flags = jax.device_get(_are_usable(list(flat.values())))
     return next((name for name, is_usable in zip(flat, flags, strict=True) if not is_usable), None)
@@ -67,13 +63,12 @@ def first_not_finite(tree: Any) -> str | None:
 
 @jax.jit
 def _are_usable(leaves: list[jax.Array]) -> list[jax.Array]:
-    # In float32, since float16 cannot represent the limit. NaN compares false.
+    # float16 cannot represent the limit. NaN compares false.
     return [jnp.all(jnp.abs(leaf.astype(jnp.float32)) <= LARGEST) for leaf in leaves]
 
 
 def check_loaded(tree: Any, name: str, otherwise: str) -> Any:
-    """Return arrays loaded from `name`. Raises ValueError for NaN, infinite or absurdly large values; `otherwise` tells
-    what to do."""
+    """The tree. Raises ValueError for NaN, infinite or huge values; `otherwise` says what to do."""
     broken = first_not_finite(tree)
     if broken is not None:
         raise ValueError(f"{name}: the array {broken} holds {BROKEN_VALUES}, so it cannot be used: {otherwise}")

@@ -1,7 +1,6 @@
-"""Runs code of users: config files, and functions and records that settings name as `FILE.py:name` or
-`package.module:name`. Within `given`, the setting `python:name` names an object that a Python program hands over.
+"""Runs users' code. Its errors become one-line ValueErrors with file and line.
 
-Whatever such code raises becomes a ValueError of one line that names the file and the line.
+Settings name it as `FILE.py:name`, `package.module:name` or, within `given`, `python:name` (an object).
 """
 
 import contextlib
@@ -35,17 +34,17 @@ _given = contextvars.ContextVar("_given", default=None)  # {name: object}
 _running = contextvars.ContextVar("_running", default=())  # files that are being run
 GUARD = 'under `if __name__ == "__main__":`'
 
-# Seconds that a function may take to score or grade one response: one that hangs ends the run with its name.
+# Seconds to score or grade one response; a hanging function ends the run with its name.
 CALL_LIMIT_S = 60
 
 
 class LoadsItself(BaseException):
-    """A file that is being run starts what would run it again. No Exception: it must reach that file's `run_file`."""
+    """A running file would run itself again. No Exception: it must reach that file's `run_file`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class UserFunction:
-    """A function that a setting names; an error in it becomes a ValueError that names the setting, file and line."""
+    """A function that a setting names. Its error becomes a ValueError with setting, file and line."""
 
     key: str  # the setting
     name: str  # its value
@@ -53,18 +52,13 @@ class UserFunction:
 
     @property
     def place(self) -> tuple[str, int | None]:
-        """File and first line of the function; what the setting names where it is not written in Python."""
+        """File and first line; without Python source, what the setting names."""
         function = inspect.unwrap(self.function)
         code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
         return (code.co_filename, code.co_firstlineno) if code else (self.name.rpartition(":")[0], None)
 
     def call(self, *args: Any, about: str = "", limit_s: int = 0) -> Any:
-        """Call the function. Raises ValueError if it raises an error, or takes too long.
-
-        Args:
-            about: the end of an error message: what the function was called for.
-            limit_s: seconds that the call may take; 0: no limit. It only holds in the main thread.
-        """
+        """`about`: end of an error message. `limit_s`: seconds; 0: no limit; main thread only. Raises ValueError."""
         try:
             with _time_limit(limit_s):
                 return self.function(*args)
@@ -72,7 +66,6 @@ class UserFunction:
             raise self._error(what_failed(*self.place, error), about) from error
 
     def refuse(self, reason: str, about: str = "") -> NoReturn:
-        """Raise the ValueError about what the function returned."""
         raise self._error(f"{_shown_place(*self.place)}: {reason}", about)
 
     def _error(self, reason: str, about: str) -> ValueError:
@@ -80,16 +73,11 @@ class UserFunction:
 
 
 def is_user_code(text: str) -> bool:
-    """Whether a setting names a user's function rather than something built in."""
     return ":" in text
 
 
 def load_function(key: str, text: str, parameters: tuple[str, ...]) -> UserFunction:
-    """Return the function that the setting `key` names; it must take `parameters`, by position.
-
-    Raises:
-        ValueError: no such file, module or function, an error while loading it, or other parameters.
-    """
+    """The function in the setting `key`; must take `parameters` by position. Raises ValueError."""
     function = _find(key, text)
     if not callable(function):
         place, _, name = text.rpartition(":")
@@ -105,7 +93,7 @@ def load_function(key: str, text: str, parameters: tuple[str, ...]) -> UserFunct
 
 
 def load_object(key: str, text: str, kind: type) -> Any:
-    """Return the record that the setting `key` names. Raises ValueError as `load_function`, or if it is no `kind`."""
+    """The record in the setting `key`. Raises ValueError, also if it is no `kind`."""
     value = _find(key, text, "record")
     if not isinstance(value, kind):
         raise ValueError(f"{key}={cut(text, MAX_PATH)} is {_article(type(value).__name__)}; it must be "
@@ -115,8 +103,8 @@ def load_object(key: str, text: str, kind: type) -> Any:
 
 @contextlib.contextmanager
 def given(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """Within the block, settings `python:name` name these objects, {key of a setting: object}. Yields {key: value of
-    the setting}; a function goes by its name, a record by its label."""
+    """{key: object} -> {key: `python:name`}, valid within the block. `name` is a function's name or a record's label.
+    """
     named: dict[str, Any] = {}
     names = {key: _add(named, value) for key, value in objects.items()}
     token = _given.set(named)
@@ -127,7 +115,6 @@ def given(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 
 def _add(named: dict[str, Any], value: Any) -> str:
-    """Put an object under a name that no other has; return the name."""
     name = getattr(value, "__name__", None) or getattr(value, "label", None) or type(value).__name__
     name = re.sub(r"\W+", "_", name).strip("_") or "object"
     name += f"_{len(named) + 1}" * (name in named and named[name] is not value)
@@ -141,18 +128,13 @@ class Source(NamedTuple):
 
 
 def source_digest(text: str) -> str:
-    """The SHA-256 of the sources of what `text` names. Raises as `sources`."""
     return hashlib.sha256(b"".join(source.content for source in sources("function", text))).hexdigest()
 
 
 def sources(key: str, text: str) -> list[Source]:
-    """The file that a setting names, and the files of the functions in what it names; not what they import.
+    """The file that a setting names, and files of functions in what it names; not what they import. Raises ValueError.
 
-    An object that this process was handed is written out (object_text.py) under NAME.txt, which is no path. Other paths
-    are absolute.
-
-    Raises:
-        ValueError: no such file, module or name, an error while loading it, or an object that cannot be written out.
+    An object of this process becomes NAME.txt (object_text.py), which is no path. Other paths are absolute.
     """
     value, (place, _, name) = _find(key, text), text.rpartition(":")
     if place == GIVEN:
@@ -169,7 +151,6 @@ def sources(key: str, text: str) -> list[Source]:
 
 
 def _functions_in(value: Any) -> Iterator[Callable]:
-    """The functions of a record, or the function itself."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = vars(value)
     if isinstance(value, functools.partial):
@@ -182,7 +163,6 @@ def _functions_in(value: Any) -> Iterator[Callable]:
 
 
 def _find(key: str, text: str, noun: str = "function") -> Any:
-    """What a setting names."""
     place, _, name = text.rpartition(":")
     shown = f"{key}={cut(text, MAX_PATH)}"
     if not place or not name:
@@ -213,14 +193,9 @@ def _article(name: str) -> str:
 
 
 def run_file(path: str, source: bytes | None = None) -> types.ModuleType:
-    """Run a Python file, whose content may be `source`, and return its module. The script that this process runs is not
-    run again: its module is returned, with what it has defined so far.
-
-    Raises:
-        ValueError: the file starts what would run it again.
-        Exception: whatever the file raises.
-    """
-    # Not an import, which would take a version that was compiled within the same second for the new one.
+    """Run a Python file, or `source` in its place. The running script is not run again: its module is returned as it
+    is. Raises ValueError if the file runs itself, and whatever it raises."""
+    # Import would mistake a version compiled within the same second for the new one.
     file = local_path("path", path)
     main = sys.modules["__main__"]
     if os.path.realpath(getattr(main, "__file__", None) or "") == (place := os.path.realpath(file)):
@@ -243,18 +218,18 @@ def run_file(path: str, source: bytes | None = None) -> types.ModuleType:
 
 
 def what_failed(file: str, line: int | None, error: BaseException) -> str:
-    """One line: the file, the last of its lines that took part in the error (or else `line`), and the error."""
+    """The error with file and line: the file's last line in the traceback, or else `line`."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     if isinstance(error, SyntaxError) and not lines:  # in the file itself: nothing of it has run
         line, text = error.lineno, on_one_line(error.msg)
     else:
-        # The text of a KeyError is the repr of its argument.
+        # str() of a KeyError is the repr of its argument.
         message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
         line, text = lines[-1] if lines else line, on_one_line(message or "no message")
     if isinstance(error, AttributeError):  # of a locked ConfigDict, which lists all of its keys
         text, _, keys = text.partition(" Other fields present")
         text += "".join(f" {hint}?" for hint in re.findall(r'Did you mean "\w+"', keys))
-    # The text of a ValueError is meant for people; that of a KeyError, say, needs its name.
+    # A ValueError is written for people; others need their name.
     name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return f"{_shown_place(file, line)}: {name}{cut(text, MAX_TEXT)}"
 
@@ -265,7 +240,7 @@ def _shown_place(file: str, line: int | None) -> str:
 
 @functools.cache
 def _module_of_source(path: str, source: bytes) -> types.ModuleType:
-    """The module of a file: run once for all functions in it, and again if its content has changed."""
+    """Run once for all functions in it, and again after a change."""
     return run_file(path, source)
 
 
@@ -275,14 +250,13 @@ def _import(name: str) -> types.ModuleType:
 
 
 def _make_importable(folder: Path) -> None:
-    """Let code import what lies beside it, as a script can."""
     if str(folder.absolute()) not in sys.path:
         sys.path.append(str(folder.absolute()))  # at the end, where it hides no package
 
 
 @contextlib.contextmanager
 def _time_limit(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError when the time is over; Python cannot interrupt other threads than the main one."""
+    """Raise TimeoutError; Python interrupts only the main thread."""
     if not seconds or threading.current_thread() is not threading.main_thread():
         yield
         return
