@@ -18,8 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from tango_jax.models.segments import segment_start
 
-# (q_BTHE, k_BSKE, v_BSKE) -> out_BTHE, and the same with a layer's new cache or None. Over whole sequences, layers with
-# a window pass `window`.
+# (q_BTHE, k_BSKE, v_BSKE) -> out_BTHE; AttendFn adds the layer's cache or None. Layers with a window pass `window`.
 RowAttention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 AttendFn = Callable[..., tuple[jax.Array, Any]]
 

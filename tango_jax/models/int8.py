@@ -26,7 +26,7 @@ class Quantized:
 
 
 def quantize(x: jax.Array, axes: int | tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """(int8, float32 scales without `axes`): numbers along `axes` share a scale, which is non-finite if one of them is."""
+    """(int8, float32 scales without `axes`): numbers along `axes` share a scale. Non-finite x: non-finite scale."""
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axis=axes, keepdims=True) / LARGEST
     # All zeros give scale 0. A tiny scale has few digits, so a quotient may exceed 127.

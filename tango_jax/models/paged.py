@@ -19,7 +19,7 @@ SUBLANES = 8  # the number of queries is padded to a multiple of a float32 regis
 def attend_part(
     q_BKWE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, length_B: jax.Array, page: int
 ) -> tuple[jax.Array, jax.Array]:
-    """W queries of each key head over `length_B` >= 1 columns, a page at a time: float32 [B, K, W, E], lse [B, K, W]."""
+    """W queries of each key head over `length_B` >= 1 columns, in pages: float32 [B, K, W, E], lse [B, K, W]."""
     B, K, W, E = q_BKWE.shape
     heads, S = B * K, k_BKSE.shape[2]
     queries = q_BKWE.reshape(heads, W, E).astype(jnp.float32) * (1 / math.sqrt(E))

@@ -77,10 +77,7 @@ def attend(
     window: int = 0,
     interpret: bool = False,
 ) -> jax.Array:
-    """Grouped-query attention of T queries over S = X + T keys: [B, T, H, E].
-
-    `mask` is from `mask_inputs`; None is causal, with X = 0. `interpret` needs no TPU.
-    """
+    """Attention of T queries over S = X + T keys: [B, T, H, E]. `mask`: from `mask_inputs`; None: causal, X = 0."""
     if AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types:
         return _attend_in_shard_map(q_BTHE, k_BSKE, v_BSKE, mask, window, interpret)
     return _attend(q_BTHE, k_BSKE, v_BSKE, mask, window, interpret)

@@ -123,10 +123,7 @@ ACTIVATIONS = {"silu": nn.silu, "gelu": _gelu}
 def rms_norm(
     x: jax.Array, scale: jax.Array, eps: float, offset: float | None = None, mesh: Mesh | None = None
 ) -> jax.Array:
-    """RMSNorm over the last axes of x, those of the scale: [D], [E] or [H, E]. Statistics are float32.
-
-    `offset` is added to the scale, and the sum multiplies in float32, as in Gemma (1) and OLMo 2 (0).
-    """
+    """RMSNorm over the scale's axes (the last of x) in float32. Gemma (1) and OLMo 2 (0) add `offset` to the scale."""
     x32 = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x32), axis=tuple(range(-scale.ndim, 0)), keepdims=True)
     inverse = lax.rsqrt(collectives.mean_over_tensor(mean_square, mesh) + eps)
@@ -137,10 +134,7 @@ def rms_norm(
 
 
 def matmul(x: jax.Array, w: jax.Array, scale: jax.Array | None = None) -> jax.Array:
-    """x [B, T, inputs] @ w [inputs, outputs], times the scales [outputs] of an int8 w.
-
-    Rows are flattened: gradients that contract two axes are 8 times slower on CPUs.
-    """
+    """x [B, T, inputs] @ w. Rows are flat: gradients that contract two axes are 8 times slower on CPUs."""
     flat = x.reshape(-1, x.shape[-1])
     if scale is None:
         out = flat @ w
@@ -307,8 +301,8 @@ def apply_layers(
 ) -> jax.Array:
     """All layers by a rematerialised scan over the stacked parameters, without a cache (training).
 
-    A scan step is one repeat of the pattern, so windows and rotary bases are constants. On a mesh, one layer's parameters
-    are gathered at a time, and again in the backward pass.
+    A scan step is one repeat of the pattern, so windows and rotary bases are constants. On a mesh, the parameters of one
+    layer at a time are gathered, again in the backward pass.
     """
     block, period = Block(config, mesh), len(config.pattern)
 
@@ -367,8 +361,7 @@ def logits_from_hidden(
 ) -> jax.Array:
     """Final norm and head; logits are float32.
 
-    XLA's default for float32 is TF32 on GPUs and bfloat16 on TPUs. `head_precision` also holds for gradients, so the
-    log-probs of sampler and trainer agree.
+    By default XLA multiplies float32 in TF32 on GPUs and in bfloat16 on TPUs. `head_precision` holds for gradients too.
     """
     precision = HEAD_PRECISIONS[config.head_precision] if config.head_dtype == "float32" else None
     x_BTD = rms_norm(x_BTD, final_norm_D.astype(x_BTD.dtype), config.norm_eps, config.norm_offset)

@@ -83,10 +83,7 @@ def max_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
 
 
 def gather(x: jax.Array, mesh: Mesh | None, stored: P, dtype: str, reduce_dtype: str) -> jax.Array:
-    """A parameter, whole over fsdp, sent in `dtype`.
-
-    Its gradient is summed in the wider of `reduce_dtype` and `dtype`: sums in bfloat16 keep only eight bits.
-    """
+    """A parameter, whole over fsdp, sent in `dtype`. Its gradient is summed in the wider of the two dtypes."""
     if not _is_split(mesh, stored):
         return x.astype(dtype)
     sum_dtype = jnp.promote_types(dtype, reduce_dtype)
