@@ -47,7 +47,7 @@ def check_lora(config: Any) -> None:
 
 
 def init_adapters(config: Any, key: jax.Array) -> dict:
-    """Fresh adapters {"layers": {"q_lora_a": [L, D, r], "q_lora_b": [L, r, H, E], ...}}, float32; A as in `peft`, B zero."""
+    """Fresh float32 {"layers": {"q_lora_a": [L, D, r], "q_lora_b": [L, r, H, E], ...}}: A as in `peft`, B zero."""
     sizes, lora, leaves = _axis_sizes(config), config.lora, {}
     for name, own_key in zip(lora.names, jax.random.split(key, len(lora.names)), strict=True):
         inputs, outputs = (tuple(sizes[axis] for axis in axes) for axes in MATRICES[name])

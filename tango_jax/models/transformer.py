@@ -123,7 +123,7 @@ ACTIVATIONS = {"silu": nn.silu, "gelu": _gelu}
 def rms_norm(
     x: jax.Array, scale: jax.Array, eps: float, offset: float | None = None, mesh: Mesh | None = None
 ) -> jax.Array:
-    """RMSNorm over the scale's axes (the last of x) in float32. Gemma (1) and OLMo 2 (0) add `offset` to the scale."""
+    """RMSNorm over the scale's axes (the last of x) in float32. `offset` is added to the scale: Gemma 1, OLMo 2 0."""
     x32 = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x32), axis=tuple(range(-scale.ndim, 0)), keepdims=True)
     inverse = lax.rsqrt(collectives.mean_over_tensor(mean_square, mesh) + eps)
@@ -134,7 +134,7 @@ def rms_norm(
 
 
 def matmul(x: jax.Array, w: jax.Array, scale: jax.Array | None = None) -> jax.Array:
-    """x [B, T, inputs] @ w. Rows are flat: gradients that contract two axes are 8 times slower on CPUs."""
+    """x [B, T, inputs] @ w. Rows are flattened: gradients that contract two axes are 8 times slower on CPUs."""
     flat = x.reshape(-1, x.shape[-1])
     if scale is None:
         out = flat @ w
@@ -301,8 +301,8 @@ def apply_layers(
 ) -> jax.Array:
     """All layers by a rematerialised scan over the stacked parameters, without a cache (training).
 
-    A scan step is one repeat of the pattern, so windows and rotary bases are constants. On a mesh, the parameters of one
-    layer at a time are gathered, again in the backward pass.
+    A scan step is one repeat of the pattern, so windows and rotary bases are constants. On a mesh, parameters are gathered
+    layer by layer, again in the backward pass.
     """
     block, period = Block(config, mesh), len(config.pattern)
 

@@ -83,7 +83,7 @@ def max_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
 
 
 def gather(x: jax.Array, mesh: Mesh | None, stored: P, dtype: str, reduce_dtype: str) -> jax.Array:
-    """A parameter, whole over fsdp, sent in `dtype`. Its gradient is summed in the wider of the two dtypes."""
+    """A parameter, whole over fsdp, sent in `dtype`. Its gradient sums in the wider of it and `reduce_dtype`."""
     if not _is_split(mesh, stored):
         return x.astype(dtype)
     sum_dtype = jnp.promote_types(dtype, reduce_dtype)

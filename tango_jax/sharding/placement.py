@@ -40,7 +40,7 @@ class Placement:
 def make_placement(
     settings: ConfigDict, devices: Sequence[jax.Device] | None = None, num_local: int | None = None
 ) -> Placement:
-    """The meshes of a role's `mesh` settings, or ValueError. `num_local` (planning): devices of this process."""
+    """The meshes of a role's `mesh` settings, or ValueError. `num_local` (planning): devices per process."""
     # Planned devices are seen as by their first process.
     mine = jax.process_index() if devices is None else min(device.process_index for device in devices)
     devices = jax.devices() if devices is None else devices

@@ -68,7 +68,7 @@ def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
 def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = None) -> dict:
     """The parameters of a folder's safetensors files, as the tree of `init_params`, in `config.param_dtype`.
 
-    With `shardings`, each process reads only its devices' parts. ValueError names all tensors that do not fit.
+    With `shardings`, each process reads its part. ValueError: tensors (all named) or values are wrong, files damaged.
     """
     folder = Path(folder)
     # The text part of a model of text and images, under a text model's names.

@@ -82,7 +82,7 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
 
 
 def _check_base(directory: Path, role: str, model: ModelConfig, base: dict) -> None:
-    """That adapters belong to these weights, if their checkpoint recorded them."""
+    """Check that adapters belong to these weights, if their checkpoint recorded them."""
     meta = peek_meta(directory).meta
     saved = meta.get("source_fingerprint", {}).get(f"{role}{BASE}") or meta.get("made_from", {}).get("base")
     # Accelerators round the scales of int8 differently.
