@@ -301,8 +301,8 @@ def apply_layers(
 ) -> jax.Array:
     """All layers by a rematerialised scan over the stacked parameters, without a cache (training).
 
-    A scan step is one repeat of the pattern, so windows and rotary bases are constants. On a mesh, it gathers parameters
-    layer by layer, again in the backward pass.
+    A scan step is one repeat of the pattern, so windows and rotary bases are constants. On a mesh, it gathers
+    parameters layer by layer, again in the backward pass.
     """
     block, period = Block(config, mesh), len(config.pattern)
 

@@ -186,7 +186,7 @@ def _check_variant(file: GgufFile, arch: str, head_dim: int) -> None:
 def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling | None:
     """Llama-3's scaling, from the divisors of the frequencies, which are all that a file stores.
 
-    With x = frequency / 2 pi, the share of the unscaled frequency is (original * x - low) / (high - low) in [0, 1].
+    With x = frequency / 2 pi, the unscaled frequency's share is (original * x - low) / (high - low), clipped to 0..1.
     Slope and offset give two numbers. The third, low, is 1, as in every published model.
     """
     factors = dequantize(file, file.tensors[_ROPE_FACTORS]).astype(np.float64)
