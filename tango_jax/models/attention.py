@@ -1,14 +1,10 @@
 """Attention over whole sequences: packed rows, prompts, and packed rows that continue shared prompts.
 
-Masks come from segment ids and lengths, never from token ids. One new token against a growing cache is in cache.py.
-Three implementations of the same sums are chosen in Python before anything is traced (`attention_of`):
-
-    xla      plain products with softmax in float32: any platform, but a row's scores are an array [H, T, S]
+    xla      plain products, softmax in float32: any platform; a row's scores are an array [H, T, S]
     cudnn    NVIDIA GPUs, through `jax.nn.dot_product_attention`: scores stay on the chip
-    splash   TPUs (splash.py): scores stay on the chip, blocks that no query may see are skipped
+    splash   TPUs (splash.py): scores stay on the chip; blocks that no query sees are skipped
 
-Their results for padding are finite and differ, and reach no real token. In a layer with a window, a query sees the
-last so many tokens of its sequence, itself among them.
+Outputs at padding are finite and differ between them. Decoding is in cache.py.
 """
 
 import functools
@@ -22,8 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from tango_jax.models.segments import segment_start
 
-# (q_BTHE, k_BSKE, v_BSKE) -> out_BTHE, and the same with what a layer's cache becomes (None without a cache). Of whole
-# sequences, those of layers with a window are told it by the keyword `window`.
+# (q_BTHE, k_BSKE, v_BSKE) -> out_BTHE; AttendFn adds the layer's cache or None. Layers with a window pass `window`.
 RowAttention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 AttendFn = Callable[..., tuple[jax.Array, Any]]
 
@@ -36,15 +31,7 @@ CUDNN_BLOCK = 64  # cuDNN wants even lengths where it is given a mask; this also
 def resolve_attention(
     name: str, platform: str, compute_dtype: str, head_dim: int, capability: float | None = None
 ) -> str:
-    """What ModelConfig.attention = `name` stands for: xla, cudnn or splash. Looks at no device.
-
-    Args:
-        platform: cpu, gpu or tpu, as jax names it.
-        capability: compute capability of an NVIDIA GPU, 8.0 for an A100; None: none.
-
-    Raises:
-        ValueError: an implementation is asked for by name and cannot run there.
-    """
+    """xla, cudnn or splash for ModelConfig.attention; ValueError if a named one cannot run. Uses no device."""
     if name == "auto":
         name = KERNELS.get(platform, "xla")
         return "xla" if unsupported_reason(name, platform, compute_dtype, head_dim, capability) else name
@@ -55,7 +42,7 @@ def resolve_attention(
 
 
 def unsupported_reason(name: str, platform: str, compute_dtype: str, head_dim: int, capability: float | None) -> str:
-    """Why xla, cudnn or splash cannot run; empty where it can. Arguments: see `resolve_attention`."""
+    """Why an implementation cannot run; empty where it can."""
     if name == "xla":
         return ""
     home, dtypes, widest = {
@@ -74,10 +61,7 @@ def unsupported_reason(name: str, platform: str, compute_dtype: str, head_dim: i
 
 
 def attention_of(config: Any, device: jax.Device | None = None) -> str:
-    """The implementation of a ModelConfig on a device, which may only be planned for. Raises ValueError.
-
-Without a device, a name is taken as it is (it was checked when the policy was made), and auto means this machine.
-    """
+    """`resolve_attention` for a device, perhaps only a planned one. None: keep a (checked) name; auto: this machine."""
     if device is None and config.attention != "auto":
         return config.attention
     device = device or jax.local_devices()[0]
@@ -86,7 +70,7 @@ Without a device, a name is taken as it is (it was checked when the policy was m
 
 
 def why_plain(config: Any, device: jax.Device) -> str:
-    """Why the kernel of a device's platform cannot run a ModelConfig; empty where it can, and where there is none."""
+    """Why the platform's kernel cannot run a ModelConfig; empty where it can, or where there is none."""
     name, numerics = KERNELS.get(device.platform), (config.compute_dtype, config.head_dim, capability_of(device))
     reason = name and unsupported_reason(name, device.platform, *numerics)
     return f"{name} {reason}" if reason else ""
@@ -99,7 +83,7 @@ def capability_of(device: jax.Device) -> float | None:
 
 
 def query_blocks(T: int) -> tuple[slice, ...]:
-    """The blocks in which T queries attend, each without the keys that come after it. More are slower to compile."""
+    """Blocks of T queries, each without later keys. More blocks compile more slowly."""
     count = min(max(2, T // 256), 8) if T >= 96 else 1
     size = -(-T // count)
     return tuple(slice(start, min(start + size, T)) for start in range(0, T, size))
@@ -108,11 +92,7 @@ def query_blocks(T: int) -> tuple[slice, ...]:
 def attend_causally(
     q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: jax.Array, window: int = 0
 ) -> jax.Array:
-    """`attend` where the last T of the S keys are the queries' own tokens, and none sees a later one.
-
-    Half of the scores are of keys that lie in a query's future. Blocks of queries leave out most of them, and without a
-    prefix those before the window of their first query.
-    """
+    """`attend` where the last T keys are the queries' tokens, in blocks that skip most keys out of sight."""
     T, S = q_BTHE.shape[1], k_BSKE.shape[1]
     out = []
     for queries in query_blocks(T):
@@ -127,12 +107,11 @@ def attend(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: ja
     B, T, H, E = q_BTHE.shape
     S, K = k_BSKE.shape[1:3]
     G = H // K
-    # The G query heads that share a key head are rows of one matmul (here W = G x T), so that keys and values are never
-    # repeated for each of them. The scale is applied to the queries, which are far fewer numbers than the scores.
+    # The G query heads of a key head are rows of one matmul (W = G x T), so keys and values are not repeated.
     q_BKWE = (q_BTHE * jnp.asarray(E**-0.5, q_BTHE.dtype)).reshape(B, T, K, G, E).transpose(0, 2, 3, 1, 4)
     q_BKWE = q_BKWE.reshape(B, K, G * T, E)
     k_BKES, v_BKSE = k_BSKE.transpose(0, 2, 3, 1), v_BSKE.transpose(0, 2, 1, 3)
-    # Scores stay float32 until after the softmax: its exponentials would lose most digits in bfloat16.
+    # float32 until after the softmax: exponentials lose most digits in bfloat16.
     score_BKGTS = jnp.matmul(q_BKWE, k_BKES, preferred_element_type=jnp.float32).reshape(B, K, G, T, S)
     score_BKGTS = jnp.where(mask_BTS[:, None, None], score_BKGTS, MASKED)
     weight_BKGTS = jax.nn.softmax(score_BKGTS, axis=-1).astype(v_BSKE.dtype)
@@ -141,7 +120,7 @@ def attend(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: ja
 
 
 def packed_mask(segment_BT: jax.Array, window: int = 0) -> jax.Array:
-    """bool[B, T, T]: a query sees itself and earlier tokens of its own segment (segment 0 is padding)."""
+    """bool[B, T, T]: a query sees itself and earlier tokens of its segment; segment 0 is padding."""
     return _causal_mask(segment_BT.shape[1], window) & (segment_BT[:, :, None] == segment_BT[:, None, :])
 
 
@@ -157,17 +136,14 @@ def make_row_attention(
     mesh: Mesh | None = None,
     window: int = 0,
 ) -> RowAttention:
-    """Attention of rows of T own tokens; its masks are made here, once for all layers.
+    """Attention of rows of T tokens over S = X + T keys: a prefix that every segment of the row sees, and the row.
 
-    With `is_prefix_BX` there are S = X + T keys: a prefix, of which every segment of the row sees what `is_prefix_BX`
-    keeps, then the row's own. Without `segment_BT` a row is one sequence, padded on the right if at all: causality
-    alone then keeps padding from every real token.
+    Masks are made once for all layers. Without `segment_BT` a row is one sequence, padded on the right.
 
     Args:
         implementation: xla, cudnn, splash, or splash_interpret (splash without a TPU, for tests).
-        mesh: of arrays that XLA splits over devices, as it cannot do with a kernel: heads lie over `tensor`, rows over
-            all other axes. None under a `shard_map`, where every device already has its own.
-        window: tokens of its sequence that a query sees, itself the last of them; 0: all.
+        mesh: splits heads over `tensor` and rows over other axes (XLA cannot split a kernel). None in a `shard_map`.
+        window: tokens that a query sees, itself the last; 0: all.
     """
     if implementation == "xla":
         mask_BTS = _mask(segment_BT, is_prefix_BX, window)
@@ -187,7 +163,7 @@ def make_row_attention(
     if mesh is not None and mesh.size > 1:
         rows = tuple(name for name in mesh.axis_names if name != "tensor")
         by_head, by_row = P(rows, None, "tensor", None), P(rows)
-        # Without a check of what varies over which axes, since kernels do not say.
+        # Kernels do not declare what varies over which axes.
         kernel_fn = jax.shard_map(
             kernel_fn, mesh=mesh, in_specs=(by_head, by_head, by_head, by_row), out_specs=by_head, check_vma=False
         )
@@ -195,7 +171,7 @@ def make_row_attention(
 
 
 def _mask(segment_BT: jax.Array | None, is_prefix_BX: jax.Array | None, window: int) -> jax.Array | None:
-    """bool[B, T, X + T], or None for causality alone. The first tokens of a prefix are those that are there."""
+    """bool[B, T, X + T]; None: causality alone."""
     if segment_BT is None:
         return None
     row_BTT = packed_mask(segment_BT, window)
@@ -210,7 +186,7 @@ def _mask(segment_BT: jax.Array | None, is_prefix_BX: jax.Array | None, window: 
 
 
 def _pad_mask(mask_BTS: jax.Array | None) -> jax.Array | None:
-    """bool[B, 1, T', S'] with both lengths rounded up: no query sees an added key, added queries see something."""
+    """bool[B, 1, T', S'], both lengths rounded up: no query sees an added key, added queries see something."""
     if mask_BTS is None:
         return None
     extra_queries, extra_keys = (-size % CUDNN_BLOCK for size in mask_BTS.shape[1:])
@@ -225,8 +201,8 @@ def _cudnn_attend(
     q_BTHE, k_BSKE, v_BSKE = (
         jnp.pad(x, ((0, 0), (0, -x.shape[1] % CUDNN_BLOCK), (0, 0), (0, 0))) for x in (q_BTHE, k_BSKE, v_BSKE)
     )
-    # Told that queries and keys are the same tokens, cuDNN skips the half that no query sees. Not so against a prefix:
-    # its diagonal starts at the first key. It takes a window beside no mask; a mask has the window in it.
+    # cuDNN skips later keys if told is_causal, but its diagonal starts at the first key: not with a prefix. It takes
+    # no window with a mask, so a mask includes it.
     own_window = (window - 1, 0) if window and mask_B1TS is None else None
     out_BTHE = jax.nn.dot_product_attention(
         q_BTHE, k_BSKE, v_BSKE, mask=mask_B1TS, is_causal=T == S, local_window_size=own_window, implementation="cudnn"
@@ -237,11 +213,7 @@ def _cudnn_attend(
 def make_packed_attention(
     segment_BT: jax.Array, implementation: str = "xla", windows: Sequence[int] = (0,)
 ) -> AttendFn:
-    """`attend_fn` for rows that hold one or more whole sequences; its cache result is None.
-
-    Args:
-        windows: those of the model's layers, ModelConfig.windows.
-    """
+    """`attend_fn` for packed rows of whole sequences; its cache is None. `windows`: ModelConfig.windows."""
     row_fns = {window: make_row_attention(segment_BT, None, implementation, window=window) for window in windows}
     return lambda q, k, v, window=0: (row_fns[window](q, k, v), None)
 
@@ -256,18 +228,14 @@ def make_shared_prefix_attention(
 ) -> AttendFn:
     """`attend_fn` for rows [Z, Q*X + R*T]: Q prompts of X tokens, then R rows of responses that continue them.
 
-    Prompts attend to themselves; a response attends to its row's prompt and to itself. Everything else in a layer acts
-    token by token, so a prompt's share of the work is done once for all its responses. Shards are independent.
-
-    Args:
-        windows: those of the model's layers, ModelConfig.windows.
+    A prompt is computed once for all its responses. Shards (Z) are independent. `windows`: ModelConfig.windows.
     """
     Z, Q = prefix_length_ZQ.shape
     R, T = segment_ZRT.shape[1:]
     is_prefix_ZQX = jnp.arange(X)[None, None, :] < prefix_length_ZQ[..., None]
 
     def for_rows(x_ZQ: jax.Array) -> jax.Array:
-        """Each row's prompt, out of the row's own shard: [Z, Q, ...] -> [Z*R, ...]."""
+        """Each row's prompt: [Z, Q, ...] -> [Z*R, ...]."""
         picked_ZR = jax.vmap(lambda x_Q, prefix_of_R: x_Q[prefix_of_R])(x_ZQ, prefix_of_ZR)
         return picked_ZR.reshape(Z * R, *x_ZQ.shape[2:])
 
@@ -276,7 +244,7 @@ def make_shared_prefix_attention(
     row_fns = {window: make_row_attention(*row_masks, implementation, window=window) for window in windows}
 
     def split(x_ZYHE: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The tokens of prompts, [Z, Q, X, H, E], and of rows, [B, T, H, E] with B = Z*R."""
+        """Prompts [Z, Q, X, H, E] and rows [B, T, H, E], B = Z*R."""
         heads = x_ZYHE.shape[2:]
         return x_ZYHE[:, : Q * X].reshape(Z, Q, X, *heads), x_ZYHE[:, Q * X :].reshape(Z * R, T, *heads)
 
@@ -287,8 +255,7 @@ def make_shared_prefix_attention(
         prompt_k, row_k_BTKE = split(k_ZYKE)
         prompt_v, row_v_BTKE = split(v_ZYKE)
         prompt_out = prompt_fns[window](*(x.reshape(Z * Q, *x.shape[2:]) for x in (prompt_q, prompt_k, prompt_v)))
-        # A prompt's keys are repeated for each of its rows, because the kernels take one set of keys per row. Decoding,
-        # where they are most of what a step reads, does without (cache.py).
+        # Repeated because kernels take one set of keys per row. Decoding shares them (cache.py).
         k_BSKE = jnp.concatenate([for_rows(prompt_k), row_k_BTKE], axis=1)
         v_BSKE = jnp.concatenate([for_rows(prompt_v), row_v_BTKE], axis=1)
         row_out = row_fns[window](row_q_BTHE, k_BSKE, v_BSKE)

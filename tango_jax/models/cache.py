@@ -1,12 +1,8 @@
-"""The key/value cache of decoding: a prefix per prompt, shared by its samples, and a suffix per row.
+"""The key/value cache of decoding: a prefix of X columns per prompt, shared by its samples, and a suffix of S per row.
 
-Prefill writes the prefix. The suffix holds the new tokens; all rows write the same of its columns, so that a decode
-step writes one slice. Keys are stored [.., E, S] and values [.., S, E], which both products of attention read as they
-lie; cuDNN takes keys as values (`key_axis`). In a prefix, X (the prompt bucket) takes the place of S (the cache
-bucket). With `sample_cache_dtype` "int8" each array is an `int8.Quantized`.
-
-Layers with a window keep only its columns: of a prompt the last ones, and of the new tokens a ring of that size. With
-slots (`cache_tokens`), they keep as many as the others, and masks leave out the rest.
+All rows write the same suffix column, so a decode step writes one slice. Keys are [.., E, S] and values [.., S, E];
+kernels take keys as values (`key_axis`). Layers with a window keep a prompt's last columns and a ring of new tokens.
+With slots (`cache_tokens`) they keep all columns, masked.
 """
 
 from collections.abc import Callable
@@ -27,7 +23,7 @@ K_AXES, V_AXES = (-2, -1), (-1, -2)  # of E and S
 
 @struct.dataclass
 class Prefix:
-    """Keys and values of the prompts (P of them, X = prompt bucket), one array per layer."""
+    """Keys and values of P prompts, one array per layer."""
 
     k: tuple  # L x [P, K, E, X], or [P, K, X, E] for a kernel
     v: tuple  # L x [P, K, X, E]
@@ -36,20 +32,19 @@ class Prefix:
 
 @struct.dataclass
 class Suffix:
-    """Keys and values of the new tokens (B = P x M rows, S = cache bucket), one array per layer."""
+    """Keys and values of the new tokens of B = P x M rows, one array per layer."""
 
     k: tuple  # L x [B, K, E, S], or [B, K, S, E] for a kernel
     v: tuple  # L x [B, K, S, E]
 
 
 def key_axis(config: ModelConfig) -> int:
-    """The axis of S in a cache of keys, counted from the end; in one of values it is -2."""
+    """The axis of S in a cache of keys. For values it is -2."""
     return -1 if config.decode_attention == "xla" else -2
 
 
 def keep_windows(config: ModelConfig, prefix: Prefix) -> Prefix:
-    """The prefix with, in layers with a window, only the last columns of each prompt: those that new tokens may see.
-    Columns before the first token of a prompt hold anything; see `window_positions`."""
+    """In layers with a window, keep its last columns of each prompt; see `window_positions`."""
 
     def keep(window: int, layer: tuple[Cached, Cached]) -> tuple[Cached, Cached]:
         if not window or window > layer[1].shape[-2]:
@@ -69,17 +64,17 @@ def keep_windows(config: ModelConfig, prefix: Prefix) -> Prefix:
 
 
 def window_positions(length_P: jax.Array, window: int) -> jax.Array:
-    """int32 [P, X]: positions of the last tokens of each prompt, as many as the window has; below 0 there is none."""
+    """int32 [P, X]: positions of a prompt's last `window` tokens; negative ones do not exist."""
     return length_P[:, None] - window + jnp.arange(window)[None, :]
 
 
 def suffix_length(window: int, length: int) -> int:
-    """Columns of new tokens that a layer keeps of a cache bucket; a window of 0 is none."""
+    """Columns of new tokens that a layer keeps; window 0: all."""
     return min(window or length, length)
 
 
 def init_suffix(config: ModelConfig, rows: int, length: int, keeps_all: bool = True) -> Suffix:
-    """An empty suffix; unless it `keeps_all`, layers with a window have no more columns than that."""
+    """An empty suffix. Without `keeps_all`, layers with a window keep at most its columns."""
     K, E, dtype = config.num_kv_heads, config.head_dim, jnp.dtype(config.sample_cache_dtype or config.compute_dtype)
     lengths = [length if keeps_all else suffix_length(kind.window, length) for kind in config.layer_kinds]
 
@@ -95,7 +90,7 @@ def init_suffix(config: ModelConfig, rows: int, length: int, keeps_all: bool = T
 def map_columns(
     fn: Callable[[jax.Array, int], jax.Array], k: Cached, v: Cached, key_axis: int = -1
 ) -> tuple[Cached, Cached]:
-    """Keys and values with `fn(array, axis of S)` in the place of each array; `key_axis` is that of the keys."""
+    """`fn(array, axis of S)` of keys and values."""
 
     def mapped(cached: Cached, axis: int) -> Cached:
         if isinstance(cached, Quantized):
@@ -106,7 +101,7 @@ def map_columns(
 
 
 def append_columns(length: int, k: Cached, v: Cached, key_axis: int = -1) -> tuple[Cached, Cached]:
-    """Keys and values with zeros after their last column, so that S is `length`."""
+    """Append zero columns up to S = `length`."""
 
     def append(x: jax.Array, axis: int) -> jax.Array:
         widths = [(0, 0)] * x.ndim
@@ -119,10 +114,7 @@ def append_columns(length: int, k: Cached, v: Cached, key_axis: int = -1) -> tup
 def make_prefill_attention(
     implementation: str = "xla", mesh: Mesh | None = None, key_axis: int = -1, is_int8: bool = False, window: int = 0
 ) -> AttendFn:
-    """`attend_fn` of prefill: causal attention within each right-padded prompt; its cache result is (k, v).
-
-    Prompts are read in full precision; with `is_int8`, their keys and values are rounded as they enter the cache.
-    """
+    """Causal `attend_fn` of right-padded prompts; its cache is (k, v). `is_int8` rounds only what enters the cache."""
     key_order = (0, 2, 3, 1) if key_axis == -1 else (0, 2, 1, 3)
     row_fn = make_row_attention(None, None, implementation, mesh, window)
 
@@ -137,7 +129,7 @@ def make_prefill_attention(
 
 
 def _write(cached: Cached, new: jax.Array, axes: tuple[int, int], column: jax.Array) -> Cached:
-    """The cache with one new key or value of every row, [B, K, E, 1] or [B, K, 1, E], in this column."""
+    """Write each row's new key or value, [B, K, E, 1] or [B, K, 1, E], in this column."""
     embed_axis, column_axis = axes
     if isinstance(cached, Quantized):
         value, scale = quantize(new, embed_axis)
@@ -147,18 +139,18 @@ def _write(cached: Cached, new: jax.Array, axes: tuple[int, int], column: jax.Ar
 
 
 def _factor(cached: Cached, dtype: jnp.dtype) -> jax.Array:
-    """The factor of a product. XLA converts int8 as the product reads it."""
+    """XLA converts int8 as the product reads it."""
     return cached.value.astype(dtype) if isinstance(cached, Quantized) else cached
 
 
 def _scores(q_BKGE: jax.Array, k_BKES: Cached) -> jax.Array:
-    """float32 [B, K, G, S], or [P, K, W, X] of a prefix; a key's scale multiplies its scores."""
+    """float32 [B, K, G, S], or [P, K, W, X] of a prefix."""
     scores_BKGS = jnp.matmul(q_BKGE, _factor(k_BKES, q_BKGE.dtype), preferred_element_type=jnp.float32)
     return scores_BKGS * k_BKES.scale[:, :, None, :] if isinstance(k_BKES, Quantized) else scores_BKGS
 
 
 def _weights(weight_BKGS: jax.Array, v_PKSE: Cached, dtype: jnp.dtype) -> jax.Array:
-    """Weights of attention as a factor of the product with values, whose scales multiply them. For a suffix P is B."""
+    """Attention weights, times the scales of int8 values. For a suffix P is B."""
     if isinstance(v_PKSE, Quantized):
         scale_BKS = jnp.repeat(v_PKSE.scale, weight_BKGS.shape[0] // v_PKSE.shape[0], axis=0)
         weight_BKGS *= scale_BKS[:, :, None, :]
@@ -175,23 +167,17 @@ def make_decode_attention(
     is_own_BS: jax.Array,
     is_near_BX: jax.Array | None = None,
 ) -> AttendFn:
-    """`attend_fn` for one new token per row; its cache result is the updated suffix pair.
+    """`attend_fn` for one new token per row; its cache is the updated suffix pair.
 
-    Attention over prefix and suffix is two products, because the prefix has one set of keys per prompt and the suffix
-    one per row: joining them would copy every prompt's cache M times. The softmax runs over both together, so the
-    result is that of plain attention.
-
-    Args:
-        column: of the suffix, where every row's new key and value are written.
-        is_own_BS: the columns that a row attends to, the new one among them.
-        is_near_BX: the columns of the prefix that are in a row's window; None: the layer has none.
+    Two products under one softmax: joining prefix and suffix would copy every prompt's cache M times. Each row writes
+    suffix `column` and attends to `is_own_BS` (with the new column) and, in a layer with a window, `is_near_BX`.
     """
 
     def attend_fn(q_B1HE: jax.Array, k_B1KE: jax.Array, v_B1KE: jax.Array) -> tuple[jax.Array, tuple]:
         B, _, H, E = q_B1HE.shape
         P, K, _, X = prefix_k_PKEX.shape
         G, M = H // K, B // P
-        # All rows write the same column, so this is one slice for all of them, which XLA writes in place.
+        # One slice for all rows, which XLA writes in place.
         new_k_BKES = _write(suffix_k_BKES, k_B1KE.transpose(0, 2, 3, 1), K_AXES, column)
         new_v_BKSE = _write(suffix_v_BKSE, v_B1KE.transpose(0, 2, 1, 3), V_AXES, column)
         prefix_k, prefix_v = prefix_k_PKEX, prefix_v_PKXE
@@ -199,8 +185,7 @@ def make_decode_attention(
             (prefix_k, prefix_v), q_B1HE = in_this_step((prefix_k, prefix_v), q_B1HE)
         q_BKGE = q_B1HE.reshape(B, K, G, E) * jnp.asarray(E**-0.5, q_B1HE.dtype)
 
-        # The M samples of a prompt, and the G query heads of a key head, are rows of one product with the keys they
-        # share (W = M x G): the prompt's cache is read once per prompt, not once per row.
+        # M samples x G query heads are the W rows of one product: the cache is read once per prompt.
         q_PKWE = q_BKGE.reshape(P, M, K, G, E).transpose(0, 2, 1, 3, 4).reshape(P, K, M * G, E)
         prefix_PKWX = _scores(q_PKWE, prefix_k)
         prefix_PKWX = jnp.where(prefix_mask_PX[:, None, None, :], prefix_PKWX, MASKED)
@@ -208,10 +193,10 @@ def make_decode_attention(
         if is_near_BX is not None:
             prefix_BKGX = jnp.where(is_near_BX[:, None, None, :], prefix_BKGX, MASKED)
         suffix_BKGS = _scores(q_BKGE, new_k_BKES)
-        # A column that is not the row's own has a score like any other: it is zero, or was left by an earlier row.
+        # Other columns are zero or left by an earlier row.
         suffix_BKGS = jnp.where(is_own_BS[:, None, None, :], suffix_BKGS, MASKED)
 
-        # One softmax over both parts by hand: the larger of their maxima, and the sum of their normalisers.
+        # One softmax over both parts.
         top_BKG1 = jnp.maximum(prefix_BKGX.max(-1, keepdims=True), suffix_BKGS.max(-1, keepdims=True))
         prefix_BKGX, suffix_BKGS = jnp.exp(prefix_BKGX - top_BKG1), jnp.exp(suffix_BKGS - top_BKG1)
         total_BKG1 = prefix_BKGX.sum(-1, keepdims=True) + suffix_BKGS.sum(-1, keepdims=True)

@@ -1,17 +1,11 @@
 """Attention of one new token per row by kernels that read only the filled part of the cache.
 
-In: a row's query, key and value, the cache in two parts (cache.py), and the length of each. Out: what
-`cache.make_decode_attention` gives, to rounding.
-
     xla      `cache.make_decode_attention`: any platform; reads both buckets whole
     cudnn    NVIDIA GPUs
     paged    TPUs (paged.py)
 
-Prefix and suffix are attended apart, since the samples of a prompt share the prefix; `merge_parts` joins them. Keys lie
-as values do, [.., K, S, E].
-
-The kernels know lengths alone. So models with windows use xla, and so does sampling with `cache_tokens`, where a row
-may begin in any column of the ring.
+Prefix and suffix are attended apart and joined by `merge_parts`. Keys are [.., K, S, E], like values. Kernels take
+lengths only, so windows and `cache_tokens`, where a row may begin in any column, use xla.
 """
 
 import math
@@ -41,17 +35,7 @@ def resolve_decode_attention(
     cache_dtype: str = "",
     window: int = 0,
 ) -> str:
-    """What ModelConfig.decode_attention = `name` stands for: xla, cudnn or paged. Looks at no device.
-
-    Args:
-        platform: cpu, gpu or tpu.
-        buckets: of prompts and of the cache, all of them.
-        capability: compute capability of an NVIDIA GPU, such as 8.0.
-        window: tokens that a query of some layers sees; 0: all.
-
-    Raises:
-        ValueError: the named implementation cannot run there.
-    """
+    """xla, cudnn or paged for ModelConfig.decode_attention; ValueError if a named one cannot run. Uses no device."""
     is_auto = name == "auto"
     if is_auto:
         name = {"gpu": "cudnn", "tpu": "paged"}.get(platform, "xla")
@@ -74,7 +58,6 @@ def resolve_decode_attention(
 
 
 def _unsupported_by_paged(platform: str, compute_dtype: str, head_dim: int, buckets: Sequence[int]) -> str:
-    """Why it cannot run; empty where it can."""
     if platform != "tpu":
         return f"runs on a tpu, and the devices are of platform {platform}"
     if compute_dtype != "bfloat16":
@@ -88,11 +71,7 @@ def _unsupported_by_paged(platform: str, compute_dtype: str, head_dim: int, buck
 
 
 def decode_attention_of(config: Any, buckets: Sequence[int], cache_tokens: int, device: jax.Device) -> str:
-    """The implementation of a ModelConfig for a sampler of these sizes on a device, which may only be planned for.
-
-    Raises:
-        ValueError: see `resolve_decode_attention`.
-    """
+    """`resolve_decode_attention` for a device, perhaps only a planned one."""
     return resolve_decode_attention(
         config.decode_attention, device.platform, config.compute_dtype, config.head_dim, buckets, cache_tokens,
         capability_of(device), config.sample_cache_dtype, max(config.windows),
@@ -100,42 +79,34 @@ def decode_attention_of(config: Any, buckets: Sequence[int], cache_tokens: int, 
 
 
 def attention_names(config: Any) -> str:
-    """The implementations of a ModelConfig, for a line of text."""
     decoding = "" if config.decode_attention == "xla" else f" (of decode steps: {config.decode_attention})"
     return f"{config.attention}{decoding}"
 
 
 def page_size(bucket: int) -> int:
-    """Columns that paged reads at a time of a cache of `bucket` columns."""
+    """Columns that paged reads at a time."""
     return next(page for page in PAGES if bucket % page == 0)
 
 
 def merge_parts(
     first_out: jax.Array, first_lse: jax.Array, second_out: jax.Array, second_lse: jax.Array
 ) -> jax.Array:
-    """Attention over the keys of two parts from attention over each: float32 of the shape of `first_out`, [.., E].
+    """Attention over two parts of the keys, from attention over each: float32 [.., E].
 
-    With lse = log sum exp(s_i) over a part's scaled scores s_i (section 3.1.1 of FlashAttention-2, arXiv 2307.08691),
+    With lse = log sum exp(s_i) of a part's scaled scores (section 3.1.1 of FlashAttention-2, arXiv 2307.08691),
 
         out = (exp(lse_1) out_1 + exp(lse_2) out_2) / (exp(lse_1) + exp(lse_2))
 
-    which is a weight of sigmoid(lse_1 - lse_2) for the first: never an exponential of a large number. A part without
-    keys has lse = -inf and weight 0; two such parts are averaged.
+    that is, weight sigmoid(lse_1 - lse_2) for the first, which cannot overflow. Without keys lse is -inf.
     """
     first_lse, second_lse = (lse.astype(jnp.float32)[..., None] for lse in (first_lse, second_lse))
-    # Equal ones apart: -inf minus itself is NaN.
+    # -inf minus itself is NaN.
     gap = jnp.where(first_lse == second_lse, 0.0, first_lse - second_lse)
     return jax.nn.sigmoid(gap) * first_out.astype(jnp.float32) + jax.nn.sigmoid(-gap) * second_out.astype(jnp.float32)
 
 
 def make_part_attention(implementation: str, mesh: Mesh | None) -> Any:
-    """(q_BKWE, k_BKSE, v_BKSE, length_B) -> (out_BKWE, lse_BKW): W queries of each key head over its first columns.
-
-    Every length is at least 1. The log-sum-exp is float32.
-
-    Args:
-        mesh: of arrays that XLA splits over devices, as it cannot do with a kernel.
-    """
+    """(q_BKWE, k_BKSE, v_BKSE, length_B >= 1) -> (out_BKWE, float32 lse_BKW). `mesh` splits the kernel."""
     if implementation == "cudnn":
         part_fn = _cudnn_part
     elif implementation == "paged":
@@ -149,20 +120,19 @@ def make_part_attention(implementation: str, mesh: Mesh | None) -> Any:
     if mesh is None or mesh.size == 1:
         return part_fn
     heads, rows = PartitionSpec("rows", "tensor"), PartitionSpec("rows")
-    # Without a check of what varies over which axes, since kernels do not say.
+    # Kernels do not declare what varies over which axes.
     return jax.shard_map(part_fn, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False)
 
 
 def _cudnn_part(
     q_BKWE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, length_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    # `jax.nn.dot_product_attention` rounds the log-sum-exp to the dtype of its result. In bfloat16 that is an error of
-    # up to 3 % of a weight, and the compiled program was seen to keep it: so what it calls is called here.
+    # `jax.nn.dot_product_attention` rounds the log-sum-exp to its result's dtype: in bfloat16 up to 3 % of a weight.
+    # The compiled program kept the error, so cuDNN is called directly.
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     B, K, W, E = q_BKWE.shape
-    # Each key head is a sequence of its own, and the queries that share it are its tokens, none of which is later than
-    # another: cuDNN's [B, S, K, E] with one head. Thus nothing is transposed, and keys are read once for all of them.
+    # Each key head is a sequence with one head, its W queries are tokens: no transpose, and keys are read once.
     q, k, v = (x.reshape(B * K, -1, 1, E) for x in (q_BKWE, k_BKSE, v_BKSE))
     length = jnp.repeat(length_B, K)
     out, lse = cudnn.dot_product_attention(
@@ -183,14 +153,9 @@ def make_skipping_decode_attention(
     implementation: str,
     mesh: Mesh | None = None,
 ) -> AttendFn:
-    """`attend_fn` for one new token per row; its cache result is the updated suffix pair.
+    """`attend_fn` for one new token per row; its cache is the updated suffix pair.
 
-    Args:
-        prompt_length_P: columns of the prefix that are read; at least 1.
-        column: of the suffix, where every row's new key and value are written.
-        length_B: columns of the suffix that a row attends to, from 0 on, the new one among them; at least 1.
-        implementation: cudnn or paged.
-        mesh: see `make_part_attention`.
+    Rows read `prompt_length_P` prefix columns and `length_B` suffix columns, both at least 1, with the new `column`.
     """
     part_fn = make_part_attention(implementation, mesh)
 
@@ -203,7 +168,7 @@ def make_skipping_decode_attention(
             for cache, new in ((suffix_k_BKSE, k_B1KE), (suffix_v_BKSE, v_B1KE))
         )
         q_BKGE = q_B1HE.reshape(B, K, G, E)
-        # The M samples of a prompt are queries of the same keys: W = M x G.
+        # W = M x G: the samples of a prompt share its keys.
         q_PKWE = q_BKGE.reshape(P, M, K, G, E).swapaxes(1, 2).reshape(P, K, M * G, E)
         of_prefix = part_fn(q_PKWE, prefix_k_PKXE, prefix_v_PKXE, prompt_length_P)
         of_suffix = part_fn(q_BKGE, new_k_BKSE, new_v_BKSE, length_B)

@@ -1,8 +1,4 @@
-"""The decoder's layers as sampling runs them. A layer is `transformer.Block`, as in training.
-
-Training scans over the stacked layers. Sampling loops over them in Python, since a scan would copy the cache at every
-step.
-"""
+"""The decoder's layers in sampling: a Python loop over `transformer.Block`, since a scan copies the cache each step."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,14 +14,11 @@ from tango_jax.models.transformer import Block, ModelConfig, head_matrix
 
 
 def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
-    """The decode layout: parameters in the compute dtype, layers as a tuple of L trees instead of one stacked tree.
+    """The decode layout: parameters in the compute dtype, and a tuple of L layers, since slicing a stack copies it.
 
-    Slicing a stacked tree inside the decode loop would copy every weight at every token. With `join`, matrices that
-    read the same input are joined: with few rows, one wide product is quicker than two or three narrow ones.
-
-    With `sample_weight_dtype` "int8" every matrix of a layer is int8, and `<name>_scale` has the scales of its outputs.
-    Embedding and head stay as they are. Adapters in float32 on a float32 base are merged into this copy; in bfloat16 or
-    int8 their part would be rounded away, and they stay beside the base.
+    With `join`, matrices with the same input are joined: for few rows, one wide product is quicker. With
+    `sample_weight_dtype` "int8" each layer matrix is int8, with output scales `<name>_scale`. Adapters are merged only
+    where all is float32: rounding to bfloat16 or int8 would lose them.
     """
     if config.lora and _merges(config):
         params, config = merge(config, params), dataclasses.replace(config, lora=None)
@@ -55,7 +48,7 @@ def _merges(config: ModelConfig) -> bool:
 
 
 def _in_compute_dtype(config: ModelConfig, layers: dict) -> dict:
-    """The layers' parameters in the compute dtype, except for int8 matrices and their scales."""
+    """Except int8 matrices and their scales."""
     return {name: leaf if leaf.dtype == jnp.int8 or name.endswith("_scale") else leaf.astype(config.compute_dtype)
             for name, leaf in layers.items()}  # fmt: skip
 
@@ -63,7 +56,7 @@ def _in_compute_dtype(config: ModelConfig, layers: dict) -> dict:
 def apply_split_layers(
     config: ModelConfig, layers: tuple[dict, ...], x_BTD: jax.Array, ropes: Ropes, attend_fns: Sequence[AttendFn]
 ) -> tuple[jax.Array, tuple]:
-    """All layers by a Python loop over `split_layers`' tuple; returns the hidden states and each layer's cache."""
+    """Hidden states and each layer's cache."""
     block, caches = Block(config), []
     for i, (layer_params, attend_fn) in enumerate(zip(layers, attend_fns, strict=True)):
         x_BTD, cache = block.apply({"params": layer_params}, x_BTD, ropes[i % len(ropes)], attend_fn)

@@ -1,8 +1,6 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): a frozen matrix W with a trained A and B, W x + (alpha / r) B A x.
+"""Low-rank adapters (LoRA, arXiv 2106.09685): W x + (alpha / r) B A x with W frozen, A and B trained.
 
-Forward passes take the frozen base with `<name>_lora_a` and `<name>_lora_b` beside the matrix `<name>` of the layers.
-Without adapters, everything is trained and the base is empty. `config` is a ModelConfig of transformer.py, which
-imports this file.
+`<name>_lora_a` and `<name>_lora_b` belong to a layer's matrix `<name>`. `config` is a ModelConfig, which imports this.
 """
 
 import dataclasses
@@ -15,7 +13,7 @@ import numpy as np
 from tango_jax.models.int8 import quantize
 
 LORA_A, LORA_B = "_lora_a", "_lora_b"  # what follows the name of a matrix
-# Input and output axes of the layers' matrices. A maps the inputs to r, B maps r to the outputs.
+# Input and output axes. A maps inputs to r, B maps r to outputs.
 MATRICES = {"q": ("D", "HE"), "k": ("D", "KE"), "v": ("D", "KE"), "o": ("HE", "D"),
             "gate": ("D", "F"), "up": ("D", "F"), "down": ("F", "D")}  # fmt: skip
 BASE_DTYPES = ("", "float32", "bfloat16", "int8")
@@ -23,8 +21,6 @@ BASE_DTYPES = ("", "float32", "bfloat16", "int8")
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Size and places of the adapters of a model."""
-
     rank: int  # r
     alpha: float  # a product B A is multiplied by alpha / r
     targets: tuple[str, ...] = ()  # matrices of every layer that have one; empty: all
@@ -32,18 +28,18 @@ class LoraConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The matrices that have an adapter, in the order of MATRICES."""
+        """The matrices with an adapter, in the order of MATRICES."""
         return tuple(name for name in MATRICES if not self.targets or name in self.targets)
 
 
 def narrowest_side(config: Any, names: tuple[str, ...] = tuple(MATRICES)) -> int:
-    """The fewest inputs or outputs of these matrices, above which no adapter's rank is."""
+    """The fewest inputs or outputs of these matrices: the highest rank."""
     sizes = _axis_sizes(config)
     return min(int(np.prod([sizes[axis] for axis in axes])) for name in names for axes in MATRICES[name])
 
 
 def check_lora(config: Any) -> None:
-    """Raises ValueError where a matrix is narrower than the rank."""
+    """ValueError where a matrix is narrower than the rank."""
     narrowest = narrowest_side(config, config.lora.names)
     if config.lora.rank > narrowest:
         raise ValueError(f"lora.rank={config.lora.rank} is above {narrowest}, the narrowest side of a matrix that gets "
@@ -51,10 +47,7 @@ def check_lora(config: Any) -> None:
 
 
 def init_adapters(config: Any, key: jax.Array) -> dict:
-    """Fresh adapters, {"layers": {"q_lora_a": [L, D, r], "q_lora_b": [L, r, H, E], ...}}, float32.
-
-    B is zero, so that the model is that of the base. A has the variance of `peft`'s, 1 / (3 x inputs).
-    """
+    """Fresh float32 {"layers": {"q_lora_a": [L, D, r], "q_lora_b": [L, r, H, E], ...}}: A as in `peft`, B zero."""
     sizes, lora, leaves = _axis_sizes(config), config.lora, {}
     for name, own_key in zip(lora.names, jax.random.split(key, len(lora.names)), strict=True):
         inputs, outputs = (tuple(sizes[axis] for axis in axes) for axes in MATRICES[name])
@@ -65,8 +58,7 @@ def init_adapters(config: Any, key: jax.Array) -> dict:
 
 
 def freeze(config: Any, params: dict) -> dict:
-    """The base as it is kept: in `lora.base_dtype`. With int8, matrices of the layers have `<name>_scale` beside them,
-    one scale for each output, and all else is in the compute dtype."""
+    """The base in `lora.base_dtype`. For int8, matrices have a `<name>_scale` per output, the rest is compute_dtype."""
     dtype = config.lora.base_dtype or config.compute_dtype
     if dtype != "int8":
         return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
@@ -77,7 +69,7 @@ def freeze(config: Any, params: dict) -> dict:
 
 
 def split(weights: dict) -> tuple[dict, dict]:
-    """(trained parameters, base) of what `records.with_base` returned; (weights, {}) where it got no base."""
+    """(trained parameters, base) of a `records.with_base` result, or (weights, {})."""
     adapters = {name: leaf for name, leaf in weights["layers"].items() if name.endswith((LORA_A, LORA_B))}
     if not adapters or is_adapter_tree(weights):
         return weights, {}
@@ -86,12 +78,11 @@ def split(weights: dict) -> tuple[dict, dict]:
 
 
 def is_adapter_tree(params: dict) -> bool:
-    """Whether these are adapters alone."""
     return params.keys() == {"layers"}
 
 
 def merge(config: Any, weights: dict) -> dict:
-    """The parameters of a model without adapters that computes the same, float32: W + (alpha / r) A B."""
+    """Parameters without adapters, float32: W + (alpha / r) A B."""
     adapters, base = split(weights)
     layers = {name: leaf.astype(jnp.float32) for name, leaf in base["layers"].items() if not name.endswith("_scale")}
     scale = config.lora.alpha / config.lora.rank
@@ -108,8 +99,7 @@ def merge(config: Any, weights: dict) -> dict:
 
 
 def join_adapters(config: Any, layers: dict, joined: str, names: tuple[str, ...]) -> dict:
-    """The adapters of matrices that read the same input, for their joined matrix: A side by side, B as blocks on a
-    diagonal. Those of `names` are taken out of the stacked `layers`."""
+    """Move the adapters of `names` out of the stacked `layers` and join them: A side by side, B block-diagonal."""
     sizes, (num_layers, rank) = _axis_sizes(config), (config.num_layers, config.lora.rank)
     there = [name for name in names if name + LORA_A in layers]
     if not there:
@@ -127,7 +117,7 @@ def join_adapters(config: Any, layers: dict, joined: str, names: tuple[str, ...]
 
 
 def _inputs_of(name: str) -> tuple[int, ...]:
-    """The axes of a matrix, stacked on L, over which its products sum."""
+    """The axes of a matrix, stacked on L, that its products sum over."""
     return tuple(range(1, 1 + len(MATRICES[name][0])))
 
 

@@ -1,11 +1,6 @@
 """Attention of decode steps on TPUs by jax's paged-attention kernel, over a cache that is not paged.
 
-In: queries of a key head, its keys and values, and how many columns of them are there. Out: attention over those, and
-the log-sum-exp of the scores. Stage: see decode_attention.py.
-
-The kernel reads the pages of a row's cache up to the row's length. Here each key head of each row is a row of the
-kernel, and its pages follow each other. jax's `paged_attention` drops the maximum and the sum of the exponentials,
-without which two parts cannot be merged; so the kernel's call is written out here.
+The kernel is called directly: `paged_attention` drops the maximum and sum of the exponentials, which merging needs.
 """
 
 import functools
@@ -24,12 +19,7 @@ SUBLANES = 8  # the number of queries is padded to a multiple of a float32 regis
 def attend_part(
     q_BKWE: jax.Array, k_BKSE: jax.Array, v_BKSE: jax.Array, length_B: jax.Array, page: int
 ) -> tuple[jax.Array, jax.Array]:
-    """W queries of each key head over its first `length_B` columns: (float32[B, K, W, E], float32[B, K, W]).
-
-    Args:
-        length_B: at least 1.
-        page: columns that are read at a time; it divides S.
-    """
+    """W queries of each key head over `length_B` >= 1 columns, in pages: float32 [B, K, W, E], lse [B, K, W]."""
     B, K, W, E = q_BKWE.shape
     heads, S = B * K, k_BKSE.shape[2]
     queries = q_BKWE.reshape(heads, W, E).astype(jnp.float32) * (1 / math.sqrt(E))
@@ -48,10 +38,7 @@ def attend_part(
 
 
 def _kernel(shape: tuple[int, int, int], pages_per_row: int, page: int, dtype: jnp.dtype) -> functools.partial:
-    """The kernel for queries [rows, W, E], where each key head of each row is a row.
-
-    Its three results have that shape; the last two hold the same number all along E.
-    """
+    """The kernel for queries [rows, W, E]. Its last two results repeat a number along E."""
     rows, W, E = shape
     of_row = pl.BlockSpec((None, W, E), lambda core, row, head, *_: (row, 0, 0))
     in_memory = pl.BlockSpec(memory_space=pl.ANY)

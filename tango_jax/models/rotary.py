@@ -1,8 +1,4 @@
-"""Rotary positions: angles of queries and keys that grow with a token's position.
-
-A table of sines and cosines for each kind of layer is made once per forward pass. `config` is a ModelConfig of
-transformer.py, which imports this file.
-"""
+"""Rotary positions. `config` is a ModelConfig of transformer.py, which imports this file."""
 
 import dataclasses
 import math
@@ -18,10 +14,7 @@ Ropes = tuple[Rope | None, ...]  # for each kind in ModelConfig.pattern; None: i
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Rotary scaling. Llama 3's stretches low frequencies by `factor`, keeps high ones, and blends the band between.
-
-    Without an `original_max_position` every frequency is stretched (linear scaling, as in Gemma 3).
-    """
+    """Llama 3's scaling, or linear scaling (Gemma 3) without an `original_max_position`."""
 
     factor: float
     low_freq_factor: float = 0.0
@@ -30,10 +23,10 @@ class RopeScaling:
 
 
 def rope_frequencies(config: Any, kind: Any = None) -> np.ndarray:
-    """Angular frequencies of the rotary embedding, float32 [E/2]: the model's, or those of a LayerKind."""
+    """Angular frequencies, float32 [E/2], of the model or of a LayerKind."""
     own = config if kind is None or kind.rope_base is None else kind
     base, scaling = own.rope_base, own.rope_scaling
-    # Rounded where PyTorch rounds: one unit in the last place is already 3e-4 radians at position 5000.
+    # Rounded as in PyTorch: one unit in the last place is 3e-4 radians at position 5000.
     exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     frequency = 1 / np.power(base, exponent.astype(np.float64)).astype(np.float32)
     if scaling is None:
@@ -48,10 +41,7 @@ def rope_frequencies(config: Any, kind: Any = None) -> np.ndarray:
 
 
 def rope_tables(config: Any, position_BT: jax.Array) -> Ropes:
-    """Sine and cosine of every position, each float32[B, T, 1, E/2], for each kind of layer in `config.pattern`.
-
-    They are computed once and shared by all layers of a kind, and by kinds with the same base and scaling.
-    """
+    """Sine and cosine of every position, float32[B, T, 1, E/2], for each kind of layer in `config.pattern`."""
     tables = {}
     for kind in config.pattern:
         key = kind.rope_base, kind.rope_scaling

@@ -1,12 +1,8 @@
-"""Attention on TPUs by jax's splash kernel: packed rows, and packed rows that continue a prefix, with gradients.
+"""Attention on TPUs by jax's splash kernel: packed rows, with or without a prefix, with gradients.
 
-Segment ids of the kernel must be equal for a query to see a key, which cannot say that several segments all see the
-row's prefix. So the mask is computed block by block, from one number per query that holds the first and last token it
-may see; segment ids then only tell tokens from padding. The kernel skips the blocks that causality rules out, and
-without a prefix those before a window.
-
-Training runs under a `shard_map` that checks which values vary over which mesh axes (vma). The kernel does not declare
-that, so it runs without the check (`_without_vma_check`), with a gradient of its own.
+A query sees only keys with its segment id, so segments could not share a prefix. Instead a mask is computed per block
+from the first and last token that each query sees; segment ids only mark padding. The kernel does not declare vma
+(what varies over mesh axes), so it runs without that check of `shard_map`.
 """
 
 import dataclasses
@@ -31,7 +27,7 @@ MaskInputs = tuple[jax.Array, jax.Array, jax.Array | None]  # segments of querie
 
 @dataclasses.dataclass(frozen=True)
 class PrefixAndSegment:
-    """The mask of a row with a prefix, computed inside the kernel: all of the prefix, and a range of row tokens."""
+    """The mask inside the kernel: all of a prefix, and a range of row tokens."""
 
     prefix: int
     window: int = 0
@@ -40,7 +36,7 @@ class PrefixAndSegment:
         token, first, last = key - self.prefix, range_ >> INDEX_BITS, range_ & (1 << INDEX_BITS) - 1
         if not self.window:
             return (token < 0) | ((token >= first) & (token <= last))
-        # The columns before the row are the tokens before the segment, whichever of its segments it is.
+        # The columns before the row are the tokens before any of its segments.
         own = (token >= first) & (token <= last) & (last - token < self.window)
         return own | ((token < 0) & (last - first - token < self.window))
 
@@ -54,7 +50,7 @@ def block_size(*lengths: int) -> int:
 
 
 def mask_inputs(segment_BT: jax.Array, is_prefix_BX: jax.Array | None, window: int = 0) -> MaskInputs:
-    """What the kernel's masks are made of, padded to its blocks."""
+    """Inputs of the masks, padded to blocks."""
     T = segment_BT.shape[1]
     if is_prefix_BX is None:
         segment_BT = _pad(segment_BT, block_size(T))
@@ -81,13 +77,7 @@ def attend(
     window: int = 0,
     interpret: bool = False,
 ) -> jax.Array:
-    """Grouped-query attention of T queries over S = X + T keys: [B, T, H, E].
-
-    Args:
-        mask: from `mask_inputs`; None: causal, X = 0.
-        window: tokens that a query sees, itself the last of them; 0: all.
-        interpret: run in Pallas's interpreter, which needs no TPU.
-    """
+    """Attention of T queries over S = X + T keys: [B, T, H, E]. `mask`: from `mask_inputs`; None: causal, X = 0."""
     if AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types:
         return _attend_in_shard_map(q_BTHE, k_BSKE, v_BSKE, mask, window, interpret)
     return _attend(q_BTHE, k_BSKE, v_BSKE, mask, window, interpret)
@@ -117,10 +107,9 @@ _attend_in_shard_map.defvjp(_forward, _backward)
 
 
 def _without_vma_check(fn: Callable, first: jax.Array, *rest: Any) -> Any:
-    """fn(first, *rest) without a check of what varies over which mesh axes; the result varies as `first` does.
+    """fn(first, *rest) in a `shard_map` without the vma check; the result varies as `first` does.
 
-    A `shard_map` over no further axis ends the check. The `jnp.where` calls below only concern types, which lose their
-    axes on the way in and get those of `first` on the way out; the compiler removes them, since True is a constant.
+    `jnp.where` only changes types: it drops vma on the way in and restores it on the way out.
     """
 
     def fn_without_vma(*args: Any) -> Any:
@@ -162,7 +151,7 @@ def _attend(
 
 
 def _kernel(heads: int, queries: int, keys: int, block: int, window: int, interpret: bool) -> Any:
-    """The kernel with a causal mask whose diagonal ends at the last key."""
+    """Causal: the diagonal ends at the last key."""
     shape, offset = (queries, keys), keys - queries
     own = lib.LocalMask(shape, (window - 1, 0), offset) if window else lib.CausalMask(shape, offset=offset)
     names = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
@@ -171,12 +160,11 @@ def _kernel(heads: int, queries: int, keys: int, block: int, window: int, interp
 
 
 def _with_ranges(kernel: Any, range_T: jax.Array, prefix: int, window: int) -> Any:
-    """The same blocks, with `PrefixAndSegment` as the mask inside them."""
     infos = (kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info)
     settings = kernel.kwargs | {"mask_function": PrefixAndSegment(prefix, window)}
     return type(kernel)(*(info._replace(q_sequence=range_T) for info in infos), **settings)
 
 
 def _pad(x_BT: jax.Array, block: int) -> jax.Array:
-    """Axis 1 padded with zeros to a multiple of the block."""
+    """Zeros on axis 1, to a multiple of the block."""
     return jnp.pad(x_BT, [(0, 0), (0, -x_BT.shape[1] % block)] + [(0, 0)] * (x_BT.ndim - 2))

@@ -1,14 +1,10 @@
-"""The decoder both policies share: token ids in, hidden states or logits out. Pure functions over a parameter tree.
+"""The decoder of both policies: token ids in, hidden states or logits out. Pure functions over a parameter tree.
 
-By configuration it is Llama, Mistral, Qwen2/2.5 (q/k/v bias), Qwen3 (q/k norm), SmolLM2, SmolLM3 (layers without rotary
-positions), Gemma 3 (norms before and after attention and MLP, windows, GeGLU) or OLMo 2 (norms after them, and of
-queries and keys over all heads): RMSNorm, rotary positions, a gated MLP, grouped-query attention, tied or untied head.
-Layers may differ in what their attention sees and rotates (`LayerKind`), by a pattern that repeats.
+By configuration it is Llama, Mistral, Qwen2/2.5 (q/k/v bias), Qwen3 (q/k norm), SmolLM2, SmolLM3 (some layers without
+rotary positions), Gemma 3 (norms before and after, windows, GeGLU) or OLMo 2 (norms after, q/k norm over all heads).
 
-Axis letters, here and in the whole package, are those of tango_jax/README.md.
-
-The layers' parameters are stacked on a leading L axis. Training scans over them with rematerialisation; sampling loops
-over them one by one (decode_layers.py).
+Axis letters are defined in tango_jax/README.md. Layers are stacked on a leading L axis: training scans over them with
+rematerialisation, sampling loops over them (decode_layers.py).
 """
 
 import dataclasses
@@ -41,7 +37,7 @@ PRODUCT = "product"  # name of what remat=dots keeps of a layer: one result of e
 
 @dataclasses.dataclass(frozen=True)
 class LayerKind:
-    """What the attention of a layer has of its own, where the layers of a model differ."""
+    """Attention settings that differ between layers."""
 
     window: int = 0  # tokens that a query sees, of which it is the last; 0: all before it
     rope_base: float | None = None  # a rotary base; 0: nothing is rotated; None: base and scaling are the model's
@@ -108,17 +104,16 @@ class ModelConfig:
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The kind of each layer."""
         return tuple(itertools.islice(itertools.cycle(self.pattern), self.num_layers))
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The windows that layers have, each once; 0 for those without."""
+        """The distinct windows; 0: none."""
         return tuple(dict.fromkeys(kind.window for kind in self.pattern))
 
 
 def _gelu(x: jax.Array) -> jax.Array:
-    """With the tangent's approximation, rounded once as in PyTorch."""
+    """The tanh approximation, rounded once as in PyTorch."""
     return nn.gelu(x.astype(jnp.float32), approximate=True).astype(x.dtype)
 
 
@@ -128,28 +123,18 @@ ACTIVATIONS = {"silu": nn.silu, "gelu": _gelu}
 def rms_norm(
     x: jax.Array, scale: jax.Array, eps: float, offset: float | None = None, mesh: Mesh | None = None
 ) -> jax.Array:
-    """RMSNorm over the axes of the scale, the last ones of x: [D], [E] or [H, E]. Statistics are float32, whatever the
-    compute dtype.
-
-    Args:
-        offset: added to the scale, and their sum multiplies in float32, as in Gemma (1) and OLMo 2 (0).
-        mesh: of which tensor splits these axes.
-    """
+    """RMSNorm over the scale's axes (the last of x) in float32. `offset` is added to the scale: Gemma 1, OLMo 2 0."""
     x32 = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x32), axis=tuple(range(-scale.ndim, 0)), keepdims=True)
     inverse = lax.rsqrt(collectives.mean_over_tensor(mean_square, mesh) + eps)
     if offset is not None:
         return (x32 * inverse * (offset + jnp.broadcast_to(scale, x.shape).astype(jnp.float32))).astype(x.dtype)
-    # Hugging Face multiplies the scale in the model's dtype after the cast back; parity in bf16 needs the same order.
+    # Hugging Face multiplies after the cast back; parity in bf16 needs this order.
     return jnp.broadcast_to(scale, x.shape).astype(x.dtype) * (x32 * inverse).astype(x.dtype)
 
 
 def matmul(x: jax.Array, w: jax.Array, scale: jax.Array | None = None) -> jax.Array:
-    """x [B, T, inputs] @ w [inputs, outputs], and times the scales of an int8 w, [outputs].
-
-    Rows are flattened first. Otherwise the weight's gradient contracts two axes at once, a form for which XLA's CPU
-    backend has no fast kernel (8 times slower).
-    """
+    """x [B, T, inputs] @ w. Rows are flattened: gradients that contract two axes are 8 times slower on CPUs."""
     flat = x.reshape(-1, x.shape[-1])
     if scale is None:
         out = flat @ w
@@ -160,15 +145,13 @@ def matmul(x: jax.Array, w: jax.Array, scale: jax.Array | None = None) -> jax.Ar
 
 
 class Block(nn.Module):
-    """One decoder layer. `attend_fn(q, k, v) -> (out_BTHE, cache)` is handed in, so that training, prefill and
-    decoding share every other line. With a mesh, it is one device's part of the layer (see sharding.py)."""
+    """One decoder layer, or a device's part of it on a mesh. `attend_fn` differs in training, prefill and decoding."""
 
     config: ModelConfig
     mesh: Mesh | None = None
 
     def _param(self, name: str, shape: tuple[int, ...], fan_in: int = 0, scale: float = 1.0) -> jax.Array:
-        """A parameter in the compute dtype: norm scales (fan_in 0) start at one, less the offset that is added to them,
-        matrices at N(0, scale^2 / fan_in)."""
+        """In the compute dtype. Norm scales (fan_in 0) start at 1 - offset, matrices at N(0, scale^2 / fan_in)."""
         start = nn.initializers.constant(1.0 - (self.config.norm_offset or 0.0))
         init = nn.initializers.normal(scale * fan_in**-0.5) if fan_in else start
         return self.param(name, init, shape, jnp.dtype(self.config.param_dtype)).astype(self.config.compute_dtype)
@@ -177,7 +160,7 @@ class Block(nn.Module):
         return rms_norm(x, scale, self.config.norm_eps, self.config.norm_offset)
 
     def _norm_of_width(self, name: str, place: str, x_BTD: jax.Array) -> jax.Array:
-        """A norm before or after attention or MLP, where the model has one there."""
+        """A norm before or after attention or MLP, if the model has it."""
         if place not in self.config.norm_places:
             return x_BTD
         return self._norm(x_BTD, self._param(name, (self.config.width,)))
@@ -187,20 +170,18 @@ class Block(nn.Module):
         return value.astype(self.config.compute_dtype)
 
     def _scale(self, name: str) -> jax.Array | None:
-        """The scales of a matrix's outputs, where `decode_layers.split_layers` has made it int8."""
+        """The output scales of an int8 matrix."""
         is_int8 = self.has_variable("params", f"{name}_scale")
         return self.get_variable("params", f"{name}_scale").reshape(-1) if is_int8 else None
 
     def _with_adapter(self, name: str, x: jax.Array, out: jax.Array) -> jax.Array:
-        """x @ w, and (alpha / r) (x @ A) @ B where the matrix has an adapter, under the name by which remat=dots keeps
-        their sum; x [B, T, inputs]."""
+        """out + (alpha / r) (x @ A) @ B if the matrix has an adapter; x [B, T, inputs]. remat=dots keeps it."""
         if not self.has_variable("params", name + LORA_A):
             return checkpoint_name(out, PRODUCT)
-        # B of a joined matrix has more rows than r, of which each sees only its own part of x @ A.
         lora, dtype = self.config.lora, jnp.dtype(self.config.compute_dtype)
         wide, narrow = (self.get_variable("params", name + part).astype(dtype) for part in (LORA_A, LORA_B))
         wide, narrow = wide.reshape(x.shape[-1], -1), narrow.reshape(-1, out.shape[-1])
-        # Tensor parallelism splits the side of the adapter that faces heads or the mlp's width; the other is whole.
+        # Tensor parallelism splits only the side that faces heads or the mlp width.
         if name in ("o", "down"):
             narrow = collectives.copy_to_tensor(narrow, self.mesh)
         else:
@@ -209,7 +190,7 @@ class Block(nn.Module):
         return checkpoint_name(out, PRODUCT)
 
     def _products(self, joined: str, x_BTD: jax.Array, shapes: dict[str, tuple[int, ...]]) -> list[jax.Array]:
-        """x @ w for several matrices: a single product where `split_layers` has joined them under that name."""
+        """x @ w for several matrices, as one product where `split_layers` joined them."""
         sizes = {name: math.prod(shape[1:]) for name, shape in shapes.items()}
         if self.has_variable("params", joined):
             out = matmul(x_BTD, self.get_variable("params", joined), self._scale(joined))
@@ -222,11 +203,9 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x_BTD: jax.Array, rope: Rope | None, attend_fn: AttendFn) -> tuple[jax.Array, Any]:
         c = self.config
-        # Under tensor parallelism a device has its share of the heads and of the mlp's width.
         tensor = collectives.tensor_size(self.mesh)
         D, F, H, K, E = c.width, c.mlp_width // tensor, c.num_heads // tensor, c.num_kv_heads // tensor, c.head_dim
-        # What a layer adds to the residual stream starts small against the embedding, as in GPT-2: token identity
-        # survives to the last layer, and copying is learned sooner.
+        # Small residual additions, as in GPT-2: token identity reaches the last layer, copying is learned sooner.
         residual_scale = (2 * c.num_layers) ** -0.5
 
         x_norm_BTD = self._norm_of_width("attention_norm", "before", x_BTD)
@@ -238,7 +217,7 @@ class Block(nn.Module):
             split = {n: out + self._bias(f"{n}_bias", (heads[n], E))[None, None] for n, out in split.items()}
         q_BTHE, k_BTKE, v_BTKE = split["q"], split["k"], split["v"]
         if c.qk_norm:
-            # Entered as [E]: their gradients are then summed over tensor as such, not for every token and head.
+            # As [E], gradients are summed over tensor once, not for every token and head.
             norms = (self._param(name, (E,)) for name in ("q_norm", "k_norm"))
             q_norm_E, k_norm_E = (collectives.copy_to_tensor(norm_E, self.mesh) for norm_E in norms)
             q_BTHE, k_BTKE = self._norm(q_BTHE, q_norm_E), self._norm(k_BTKE, k_norm_E)
@@ -266,7 +245,7 @@ class Block(nn.Module):
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> dict:
-    """A fresh parameter tree: `embed` [V, D], `layers` (each leaf stacked on L), `final_norm` [D], `head` [D, V]."""
+    """Fresh parameters: `embed` [V, D], `layers` (each leaf stacked on L), `final_norm` [D], `head` [D, V]."""
     embed_key, head_key, layers_key = jax.random.split(key, 3)
     block, dtype = Block(config), jnp.dtype(config.param_dtype)
     K, E, H = config.num_kv_heads, config.head_dim, config.num_heads
@@ -280,8 +259,7 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
 
         return block.init(layer_key, x_BTD, None, attend_fn)["params"]
 
-    # Hidden states leave the final norm with numbers of about 1. With a head of this scale, tied or not, logits begin
-    # at about 1, too, and so the distribution near the uniform one.
+    # Normed hidden states are about 1. At this scale logits are too, so the first distribution is near uniform.
     params = {
         "embed": config.width**-0.5 * jax.random.normal(embed_key, (config.vocab_size, config.width), dtype),
         "layers": jax.vmap(init_layer)(jax.random.split(layers_key, config.num_layers)),
@@ -293,26 +271,25 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
 
 
 def init_weights(config: ModelConfig, key: jax.Array) -> dict:
-    """What forward passes take: the result of `init_params`; with adapters, frozen and with fresh adapters in it."""
+    """Fresh weights for forward passes: `init_params`, or a frozen base with fresh adapters."""
     params = init_params(config, key)
     return with_base(freeze(config, params), init_adapters(config, key)) if config.lora else params
 
 
 def embed_tokens(config: ModelConfig, params: dict, token_BT: jax.Array, mesh: Mesh | None = None) -> jax.Array:
-    """Rows of the embedding table, [B, T, D]; `params` are those of training or the result of `split_layers`."""
+    """Embeddings [B, T, D]; `params` of training or of `split_layers`."""
     dtypes = (config.compute_dtype, config.grad_reduce_dtype)
     embed_VD = collectives.gather_table(params["embed"], mesh, PARAM_SPECS["embed"], *dtypes)
     if embed_VD.shape[0] == config.vocab_size:
         x_BTD = embed_VD[token_BT]
     else:
-        # Each device looks up the tokens of its part of the vocabulary and adds zeros for the others.
         row_BT, is_here_BT = vocabulary_shard_index(config, token_BT, mesh)
         x_BTD = collectives.sum_over_tensor(jnp.where(is_here_BT[..., None], embed_VD[row_BT], 0), mesh)
     return x_BTD * jnp.asarray(config.width**0.5, x_BTD.dtype) if config.scaled_embedding else x_BTD
 
 
 def vocabulary_shard_index(config: ModelConfig, token_BT: jax.Array, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
-    """Each token's place in this device's part of a vocabulary that is split over tensor, and whether it is there."""
+    """Each token's row in this device's part of the vocabulary, and whether it is there."""
     size = config.vocab_size // collectives.tensor_size(mesh)
     row_BT = token_BT - size * collectives.tensor_index(mesh)
     is_here_BT = (row_BT >= 0) & (row_BT < size)
@@ -322,15 +299,10 @@ def vocabulary_shard_index(config: ModelConfig, token_BT: jax.Array, mesh: Mesh)
 def apply_layers(
     config: ModelConfig, layers: dict, x_BTD: jax.Array, ropes: Ropes, attend_fn: AttendFn, mesh: Mesh | None = None
 ) -> jax.Array:
-    """All layers by a rematerialised scan over the stacked parameters: the training path, no cache.
+    """All layers by a rematerialised scan over the stacked parameters, without a cache (training).
 
-    Where layers differ, a step of the scan is one repeat of the pattern, so that windows and rotary bases are constants
-    of the program. On a mesh, a layer's parameters are gathered inside the scan (and again in the backward pass): one
-    layer at a time.
-
-    Args:
-        ropes: of `rope_tables`.
-        attend_fn: takes the window of a layer that has one as `window`.
+    A scan step is one repeat of the pattern, so windows and rotary bases are constants. On a mesh, it gathers
+    parameters layer by layer, again in the backward pass.
     """
     block, period = Block(config, mesh), len(config.pattern)
 
@@ -347,8 +319,7 @@ def apply_layers(
         return jax.checkpoint(layer_fn, prevent_cse=prevent_cse, policy=policy)
 
     def scan_layers(x_BTD: jax.Array, layers: dict, count: int, repeats: int) -> jax.Array:
-        """`repeats` times the first `count` kinds of the pattern."""
-        # In a loop XLA cannot undo the rematerialisation by common-subexpression elimination; a single step is none.
+        # Only outside a loop can XLA's common-subexpression elimination undo rematerialisation.
         prevent_cse, own = repeats == 1 < period, zip(config.pattern[:count], ropes[:count], strict=True)
         layer_fns = [make_layer_fn(kind, rope, prevent_cse) for kind, rope in own]
         step_fn = layer_fns[0]
@@ -366,21 +337,19 @@ def apply_layers(
 
 
 def _each_layer(layer_fns: Sequence[Callable], x_BTD: jax.Array, layers: dict) -> tuple[jax.Array, None]:
-    """The layers of one repeat of the pattern, stacked, one after the other."""
     for layer_fn, layer in zip(layer_fns, _split_stack(layers, [1] * len(layer_fns)), strict=True):
         x_BTD, _ = layer_fn(x_BTD, jax.tree.map(lambda leaf: leaf.squeeze(0), layer))
     return x_BTD, None
 
 
 def _split_stack(layers: dict, sizes: list[int]) -> list[dict]:
-    """The stacked layers in parts. The gradient of a split is a concatenation; that of slices would be the sum of as
-    many padded stacks."""
+    """`lax.split`: its gradient is a concatenation; slices would sum as many padded stacks."""
     leaves, tree = jax.tree.flatten(layers)
     return [tree.unflatten(part) for part in zip(*(lax.split(leaf, sizes) for leaf in leaves), strict=True)]
 
 
 def head_matrix(config: ModelConfig, params: dict, mesh: Mesh | None = None) -> jax.Array:
-    """The output projection [D, V] in the head's dtype, tied or not."""
+    """The output projection [D, V], tied or not."""
     name = "embed" if config.tied_head else "head"
     dtypes = (config.head_dtype, config.grad_reduce_dtype)
     matrix = collectives.gather(params[name], mesh, PARAM_SPECS[name], *dtypes)
@@ -390,11 +359,9 @@ def head_matrix(config: ModelConfig, params: dict, mesh: Mesh | None = None) -> 
 def logits_from_hidden(
     config: ModelConfig, final_norm_D: jax.Array, head_DV: jax.Array, x_BTD: jax.Array
 ) -> jax.Array:
-    """Final norm and head; logits are float32 whatever the head's dtype.
+    """Final norm and head; logits are float32.
 
-    By default XLA multiplies float32 in TF32 on GPUs and in bfloat16 on TPUs. A head of float32 asks for
-    `head_precision`, here and (since a product's gradients inherit it) in the backward pass: sampler and trainer then
-    agree on log-probs as far as their hidden states do.
+    By default XLA multiplies float32 in TF32 on GPUs and in bfloat16 on TPUs. `head_precision` holds for gradients too.
     """
     precision = HEAD_PRECISIONS[config.head_precision] if config.head_dtype == "float32" else None
     x_BTD = rms_norm(x_BTD, final_norm_D.astype(x_BTD.dtype), config.norm_eps, config.norm_offset)
@@ -410,6 +377,6 @@ def forward(
     attend_fn: AttendFn,
     mesh: Mesh | None = None,
 ) -> jax.Array:
-    """Hidden states [B, T, D] before the final norm, for whole sequences (training and scoring)."""
+    """Hidden states [B, T, D] before the final norm, for whole sequences."""
     x_BTD = embed_tokens(config, params, token_BT, mesh)
     return apply_layers(config, params["layers"], x_BTD, rope_tables(config, position_BT), attend_fn, mesh)

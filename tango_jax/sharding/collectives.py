@@ -1,10 +1,8 @@
-"""What devices send to each other inside a jitted function: parameters that are gathered, and sums.
+"""What devices send each other inside a jitted function, under `jax.shard_map` (`over_shards`).
 
-Forward and backward pass run under `jax.shard_map` (`over_shards`), so that what is sent is what the code says: a
-layer's matrices are gathered over fsdp in the compute dtype when they are used, and their gradients go back by
-reduce-scatter, in float32 unless `mesh.grad_reduce_dtype` says otherwise; heads, mlp width and vocabulary stay split
-over tensor, with one sum after attention, after the mlp, and in the loss. On a single device everything here does
-nothing.
+A layer's matrices are gathered over fsdp in the compute dtype when used. Gradients return by reduce-scatter in
+`mesh.grad_reduce_dtype`. Heads, mlp width and vocabulary stay split over tensor, with one sum after attention, mlp and
+in the loss. On one device nothing is sent. All functions but `over_shards` are called inside it.
 """
 
 import functools
@@ -24,10 +22,7 @@ from tango_jax.sharding.placement import BATCH_AXES
 
 
 def over_shards(fn: Callable, mesh: Mesh | None, out_specs: P) -> Callable:
-    """`fn(params, micro)` on every device by itself: parameters as they are stored, Z = 1 of the batch.
-
-    The gradient with respect to the parameters comes out as they are stored, summed over all rows.
-    """
+    """`fn(params, micro)` on each device: stored parameters, Z = 1. Gradients are summed over all rows, as stored."""
     if mesh is None or mesh.size == 1:
         return fn
 
@@ -36,7 +31,7 @@ def over_shards(fn: Callable, mesh: Mesh | None, out_specs: P) -> Callable:
         rows = jax.tree.map(lambda leaf: P(BATCH_AXES) if leaf.ndim else P(), micro)
 
         def on_device(params: dict, micro: Batch) -> Any:
-            # Here, not where they are used: the sum of their gradients over rows is then made once, of what is stored.
+            # Here, so that their gradients are summed over rows once, as stored.
             return fn(jax.tree.map(_used_by_rows, params, stored), micro)
 
         return jax.shard_map(on_device, mesh=mesh, in_specs=(stored, rows), out_specs=out_specs)(params, micro)
@@ -45,17 +40,16 @@ def over_shards(fn: Callable, mesh: Mesh | None, out_specs: P) -> Callable:
 
 
 def _used_by_rows(param: jax.Array, stored: P) -> jax.Array:
-    """The parameter, for use by rows that differ between devices: its gradient is summed over them."""
+    """The parameter for rows that differ between devices: its gradient is summed over them."""
     return jax.lax.pcast(param, tuple(name for name in BATCH_AXES if name not in stored), to="varying")
 
 
 def sum_over_rows(values: Any, mesh: Mesh | None) -> Any:
-    """Inside `over_shards`: the sum of all shards' values, in each."""
     return values if mesh is None or mesh.size == 1 else jax.lax.psum(values, BATCH_AXES)
 
 
 def max_over_rows(values: Any, mesh: Mesh | None) -> Any:
-    """Inside `over_shards`: the largest of all shards' values, in each. Not differentiable."""
+    """Not differentiable."""
     return values if mesh is None or mesh.size == 1 else jax.lax.pmax(jax.lax.stop_gradient(values), BATCH_AXES)
 
 
@@ -64,40 +58,32 @@ def tensor_size(mesh: Mesh | None) -> int:
 
 
 def tensor_index(mesh: Mesh | None) -> jax.Array | int:
-    """Inside `over_shards`: this device's place in its tensor group."""
+    """This device's place in its tensor group."""
     return 0 if tensor_size(mesh) == 1 else jax.lax.axis_index("tensor")
 
 
 def copy_to_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Inside `over_shards`: x on its way into matrices that are split over tensor.
-
-    The backward pass sums the devices' gradients of x (the operator f of Megatron-LM, arXiv 1909.08053).
-    """
+    """x before matrices split over tensor: gradients are summed (operator f of Megatron-LM, arXiv 1909.08053)."""
     return x if tensor_size(mesh) == 1 else jax.lax.pcast(x, "tensor", to="varying")
 
 
 def sum_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Inside `over_shards`: the sum of the parts that a tensor group's devices have computed."""
     return x if tensor_size(mesh) == 1 else jax.lax.psum(x, "tensor")
 
 
 def mean_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Inside `over_shards`: the mean of what a tensor group's devices have computed of parts of equal size."""
+    """The mean of means over parts of equal size."""
     return x if tensor_size(mesh) == 1 else jax.lax.pmean(x, "tensor")
 
 
 def max_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Like `sum_over_tensor`; not differentiable."""
+    """Not differentiable."""
     x = jax.lax.stop_gradient(x)
     return x if tensor_size(mesh) == 1 else jax.lax.pmax(x, "tensor")
 
 
 def gather(x: jax.Array, mesh: Mesh | None, stored: P, dtype: str, reduce_dtype: str) -> jax.Array:
-    """Inside `over_shards`: a parameter in the dtype of its use, whole over fsdp.
-
-    It is sent in that dtype. Its gradient goes back by reduce-scatter, summed in the wider of `reduce_dtype` and
-    `dtype`: in bfloat16, each device would add its share to a sum that keeps only eight bits.
-    """
+    """A parameter, whole over fsdp, sent in `dtype`. Its gradient sums in the wider of it and `reduce_dtype`."""
     if not _is_split(mesh, stored):
         return x.astype(dtype)
     sum_dtype = jnp.promote_types(dtype, reduce_dtype)
@@ -134,18 +120,18 @@ def gather_table(x: jax.Array, mesh: Mesh | None, stored: P, dtype: str, reduce_
     table_VD = gather(x, mesh, stored, dtype, reduce_dtype)
     if not _is_split(mesh, stored) or mesh.devices.flat[0].platform != "tpu":
         return table_VD
-    # The gradient of picked rows lies row by row. A TPU scatters that over fsdp only in parts of 128 columns; else it
-    # sums the whole, which is twice the bytes. Laid out by columns, any parts will do.
+    # A TPU scatters a gradient laid out by rows only in parts of 128 columns; otherwise it sums the whole, twice the
+    # bytes. By columns any parts will do.
     return with_layout_constraint(table_VD, Layout(major_to_minor=(1, 0)))
 
 
 def gather_layer(layer: dict, mesh: Mesh | None, dtype: str, reduce_dtype: str) -> dict:
-    """One layer's parameters, sliced from the stack, in the dtype and layout of their use."""
+    """One layer's parameters in the dtype and layout of use."""
     if mesh is None or mesh.size == 1:
         return layer
-    # Without the leading L axis: the scan has sliced it off.
+    # Without the L axis, which the scan slices off.
     specs = {name: P(*PARAM_SPECS[f"layers/{name}"][1:]) for name in layer}
-    # Matrices of a frozen base in int8 are sent as they are, and so are their scales.
+    # An int8 base and its scales are sent as they are.
     dtypes = {name: leaf.dtype if leaf.dtype == jnp.int8 or name.endswith("_scale") else jnp.dtype(dtype)
               for name, leaf in layer.items()}  # fmt: skip
     return {name: gather(leaf, mesh, specs[name], dtypes[name], reduce_dtype) for name, leaf in layer.items()}

@@ -1,8 +1,7 @@
-"""How arrays lie on the devices: the table of parameter shardings, and the moves between layouts.
+"""How arrays lie on the devices: the table of parameter shardings, and moves between layouts.
 
-Training shards parameters, gradients and optimizer state over `fsdp` and `tensor`. Rows of a batch are split over
-`data` and `fsdp`: a batch has a leading axis Z, one slice per group of devices that shares rows. Decoding keeps the
-weights resident: whole, or split over `tensor` devices of one process.
+Training shards parameters, gradients and optimizer state over `fsdp` and `tensor`, and rows over `data` and `fsdp`: a
+batch has a leading axis Z, one slice per device group. Decoding keeps weights whole or split over `tensor`.
 """
 
 from collections.abc import Sequence
@@ -18,8 +17,8 @@ from tango_jax.records import Batch
 from tango_jax.sharding.placement import BATCH_AXES, Placement
 
 HOST_MEMORY = "pinned_host"
-# How each parameter is stored; a layer's are stacked on L. Without fsdp it is the layout of use. Embedding and head are
-# both split over the vocabulary, so that a tied table serves as either.
+# As stored; without fsdp, as used. A layer's are stacked on L. Embedding and head are split over the vocabulary, so a
+# tied table serves as both.
 PARAM_SPECS = {
     "embed": P("tensor", "fsdp"),
     "head": P("fsdp", "tensor"),
@@ -36,7 +35,7 @@ PARAM_SPECS = {
     "layers/gate": P(None, "fsdp", "tensor"),
     "layers/up": P(None, "fsdp", "tensor"),
     "layers/down": P(None, "tensor", "fsdp"),
-    # Adapters, r wide on one side (models/lora.py), and the scales of a base in int8.
+    # Adapters (models/lora.py), and the scales of an int8 base.
     **{f"layers/{name}_lora_a": P(None, "fsdp", None) for name in ("q", "k", "v", "gate", "up")},
     **{f"layers/{name}_lora_b": P(None, None, "tensor", None) for name in ("q", "k", "v")},
     **{f"layers/{name}_lora_b": P(None, None, "tensor") for name in ("gate", "up")},
@@ -50,8 +49,7 @@ PARAM_SPECS = {
 
 
 def fit_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """The spec without axes of size 1, and without axes that do not divide their dimension (a vocabulary may have any
-    size)."""
+    """The spec without axes of size 1 or axes that do not divide their dimension (a vocabulary has any size)."""
     entries = [
         entry if entry and mesh.shape[entry] > 1 and size % mesh.shape[entry] == 0 else None
         for entry, size in zip(spec, shape[: len(spec)], strict=True)
@@ -60,7 +58,6 @@ def fit_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 def _keep_axes(spec: P, axes: Sequence[str]) -> P:
-    """The spec with only these mesh axes."""
     return P(*(entry if entry in axes else None for entry in spec))
 
 
@@ -71,12 +68,7 @@ def param_name(path: KeyPath) -> str:
 
 
 def param_shardings(mesh: Mesh, tree: Any) -> Any:
-    """NamedShardings of a parameter tree, or of a TrainState: moments lie where their parameters do, counters
-    everywhere.
-
-    Raises:
-        KeyError: a parameter without an entry in PARAM_SPECS.
-    """
+    """NamedShardings of parameters or of a TrainState: moments lie like their parameters, counters everywhere."""
 
     def sharding_of(path: KeyPath, leaf: Any) -> NamedSharding:
         spec = P() if leaf.ndim == 0 else fit_spec(PARAM_SPECS[param_name(path)], leaf.shape, mesh)
@@ -86,12 +78,12 @@ def param_shardings(mesh: Mesh, tree: Any) -> Any:
 
 
 def with_shardings(abstract_tree: Any, shardings: Any) -> Any:
-    """The abstract arrays with these shardings, as a restore takes them."""
+    """Abstract arrays with these shardings, for a restore."""
     return jax.tree.map(lambda leaf, place: leaf.update(sharding=place), abstract_tree, shardings)
 
 
 def decode_shardings(mesh: Mesh, abstract_weights: Any) -> Any:
-    """Shardings of `decode_layers.split_layers`' result on a DECODE_AXES mesh: split over tensor, copied over rows."""
+    """Shardings of a `split_layers` result on a DECODE_AXES mesh: split over tensor, copied over rows."""
 
     def sharding_of(path: KeyPath, leaf: Any) -> NamedSharding:
         name = param_name(path)
@@ -119,13 +111,12 @@ def to_local(placement: Placement, tree: Any) -> Any:
 
 
 def offload(tree: Any) -> Any:
-    """Arrays moved to the host memory that their devices reach; `fetch` brings them back."""
+    """Move arrays to the host memory of their devices; `fetch` brings them back."""
     places = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind(HOST_MEMORY), tree)
     return jax.device_put(tree, places)
 
 
 def fetch(tree: Any, shardings: Any) -> Any:
-    """Arrays moved to where the shardings say; those that are there already are not copied."""
     return jax.device_put(tree, shardings)
 
 
@@ -135,7 +126,7 @@ def batch_sharding(placement: Placement, leaf: Any) -> NamedSharding:
 
 
 def place_batch(placement: Placement, batch: Batch) -> Batch:
-    """This process's part of a batch, [N, Z of this process, ...] on the host, as part of the whole on the devices."""
+    """This process's host part of a batch, [N, its Z, ...], as part of the whole on the devices."""
     if placement.train.size == 1:
         return batch
     return jax.tree.map(
@@ -144,7 +135,7 @@ def place_batch(placement: Placement, batch: Batch) -> Batch:
 
 
 def check_host_memory(placement: Placement) -> None:
-    """Raises ValueError where the platform has no host memory that arrays may live in."""
+    """ValueError where the platform has no host memory for arrays."""
     device = placement.local.devices.flat[0]
     kinds = [memory.kind for memory in device.addressable_memories()]
     if HOST_MEMORY not in kinds:

@@ -1,7 +1,4 @@
-"""The meshes of a policy: which devices of the job train it, and which of them sample for this process.
-
-Every process samples its own rows on its own devices (the `local` mesh).
-"""
+"""The meshes of a policy: devices that train it, and this process's devices, which sample its rows (`local`)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,33 +24,24 @@ class Placement:
 
     @property
     def num_shards(self) -> int:
-        """Z: the groups of devices that have rows of their own."""
+        """Z: the device groups with different rows."""
         return self.train.shape["data"] * self.train.shape["fsdp"]
 
     @property
     def num_local_shards(self) -> int:
-        """The shards of this process."""
         return self.local.size // self.train.shape["tensor"]
 
     @property
     def row_multiple(self) -> int:
-        """The number of device groups that share the rows of a decode batch, which are a multiple of it."""
+        """Device groups that share a decode batch, whose rows are a multiple of it."""
         return self.local.shape["rows"]
 
 
 def make_placement(
     settings: ConfigDict, devices: Sequence[jax.Device] | None = None, num_local: int | None = None
 ) -> Placement:
-    """The meshes that a role's `mesh` settings describe.
-
-    Args:
-        devices: those of the job; by default all that jax sees.
-        num_local: how many of them, from the first, belong to this process, where they cannot tell (planning).
-
-    Raises:
-        ValueError: the axes do not multiply to the number of devices, or a tensor group spans processes.
-    """
-    # Devices that are not here (planning) are seen as their first process would see them.
+    """The meshes of a role's `mesh` settings, or ValueError. `num_local` (planning): devices per process."""
+    # Planned devices are seen as by their first process.
     mine = jax.process_index() if devices is None else min(device.process_index for device in devices)
     devices = jax.devices() if devices is None else devices
     devices = sorted(devices, key=lambda device: (device.process_index, device.id))
@@ -70,7 +58,7 @@ def make_placement(
 
 
 def check_tensor_groups(tensor: int, decode_tensor: int, num_local: int) -> None:
-    """Raises ValueError where tensor groups cannot be made of the `num_local` devices of a process."""
+    """ValueError where a process's `num_local` devices cannot form tensor groups."""
     for name, size in (("tensor", tensor), ("decode_tensor", decode_tensor)):
         if size < 1 or num_local % size:
             raise ValueError(
@@ -80,11 +68,7 @@ def check_tensor_groups(tensor: int, decode_tensor: int, num_local: int) -> None
 
 
 def resolve_axes(settings: ConfigDict, num_devices: int) -> tuple[int, int, int]:
-    """(data, fsdp, tensor) with -1 replaced by what the others leave.
-
-    Raises:
-        ValueError: the product is not the number of devices. A single process may leave devices unused.
-    """
+    """(data, fsdp, tensor) with -1 replaced. ValueError unless they need all devices; one process may use fewer."""
     sizes = [settings.data, settings.fsdp, settings.tensor]
     asked = ", ".join(f"{name}={size}" for name, size in zip(TRAIN_AXES, sizes, strict=True))
     if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
@@ -101,7 +85,7 @@ def resolve_axes(settings: ConfigDict, num_devices: int) -> tuple[int, int, int]
 
 
 def check_model(model: Any, settings: ConfigDict, placement: Placement) -> None:
-    """Raises ValueError where an axis of `model` (a ModelConfig) cannot be split as the mesh says."""
+    """ValueError where an axis of a ModelConfig cannot be split as the mesh says."""
     shape, decode_tensor = placement.train.shape, settings.decode_tensor
     for name, size, parts, axes in (
         ("width", model.width, shape["fsdp"], "fsdp"),

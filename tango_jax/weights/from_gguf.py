@@ -1,7 +1,7 @@
 """Import of GGUF checkpoints of llama and qwen2 models.
 
-llama.cpp rotates interleaved pairs, whereas this project rotates the two halves of a head. For llama models, its
-converter therefore reorders the rows of q and k, which is undone here; qwen2 models are stored unchanged.
+llama.cpp rotates interleaved pairs and reorders the rows of a llama's q and k for it. The order is undone here, because
+this decoder rotates the halves of a head. Files of qwen2 keep the order.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from tango_jax.weights.safetensors_files import tensor_problems
 
 ARCHITECTURES = ("llama", "qwen2")
 _ROPE_FACTORS = "rope_freqs.weight"
-# Metadata of an architecture that is read here, or that changes nothing without what is refused.
+# Metadata that is read here, or that changes nothing in a supported model.
 _KNOWN = {
     "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon",
     "attention.sliding_window", "attention.value_length", "block_count", "context_length", "embedding_length",
@@ -28,7 +28,7 @@ _KNOWN = {
     "rope.scale_linear", "rope.scaling.factor", "rope.scaling.finetuned", "rope.scaling.original_context_length",
     "rope.scaling.type", "vocab_size",
 }
-# Other metadata may change what the model computes. These do not at this value; `_check_variant` adds attention.scale.
+# Other metadata may change the model, but not at these values. `_check_variant` adds attention.scale.
 _NEUTRAL = {
     "attention.causal": True, "attention.clamp_kqv": 0, "attention.max_alibi_bias": 0, "attn_logit_softcapping": 0,
     "embedding_scale": 1, "final_logit_softcapping": 0, "logit_scale": 1, "residual_scale": 1,
@@ -56,11 +56,7 @@ _ROTATED = ("layers/q", "layers/k", "layers/q_bias", "layers/k_bias")  # whose r
 
 
 def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConfig:
-    """The architecture that a file's metadata describes; `numerics` are fields in source.NUMERICS, or max_position.
-
-    Raises:
-        ValueError: not a GGUF file, an unsupported architecture, or a variant that this decoder does not implement.
-    """
+    """The ModelConfig of a file, or ValueError. `numerics`: source.NUMERICS, or max_position."""
     file = open_gguf(path)
     arch = _architecture(file)
     width, heads = file.require(f"{arch}.embedding_length"), file.require(f"{arch}.attention.head_count")
@@ -77,11 +73,11 @@ def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConf
         head_dim=head_dim,
         mlp_width=_one(file, "feed_forward_length", file.require(f"{arch}.feed_forward_length")),
         rope_base=file.get(f"{arch}.rope.freq_base", 10_000.0),
-        # Rounded to the digits that a float32 holds, so that 1e-5 is the same number as in a config.json.
+        # Rounded to a float32's digits, so that 1e-5 equals a config.json's.
         norm_eps=float(f"{file.require(f'{arch}.attention.layer_norm_rms_epsilon'):.6g}"),
         tied_head="output.weight" not in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,
-        # Sequences no longer than the window get full attention, so the length is limited to the window.
+        # Full attention is exact for sequences within the window.
         max_position=min(context, file.get(f"{arch}.attention.sliding_window", 0) or context),
     )
     if _ROPE_FACTORS in tensors:
@@ -90,15 +86,9 @@ def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConf
 
 
 def load_gguf(path: str | Path | GgufFile, config: ModelConfig, shardings=None) -> dict:
-    """The parameters of a file in `config.param_dtype`, as the tree of `transformer.init_params`.
+    """The parameters of a file, as the tree of `init_params`, in `config.param_dtype`.
 
-    Each leaf is filled on the host tensor by tensor: the host needs memory for the largest one beside its share.
-
-    Args:
-        shardings: a tree of NamedSharding with the structure of the parameters, or None for the default device.
-
-    Raises:
-        ValueError: the file is broken, or its tensors are not exactly those that `config` requires.
+    The host holds its share and the largest tensor. ValueError: the file is damaged or does not match `config`.
     """
     file = open_gguf(path)
     _check_tensors(file, config)
@@ -115,7 +105,7 @@ def load_gguf(path: str | Path | GgufFile, config: ModelConfig, shardings=None) 
             values[... if layer is None else layer] = hf_layout.from_stored(layout, sizes, whole, stored)
         if sharding is None:
             return jnp.array(values)
-        # Also works if some devices belong to other processes: each process takes its own slices.
+        # Also for devices of several processes: each takes its slices.
         return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
     rest = [] if shardings is None else [shardings]
@@ -123,12 +113,11 @@ def load_gguf(path: str | Path | GgufFile, config: ModelConfig, shardings=None) 
 
 
 def _pairs_to_halves(w: np.ndarray, head_dim: int) -> np.ndarray:
-    """Reorder the rows [heads * E, ...] of q or k: interleaved pairs become the two halves of a head."""
+    """Rows [heads * E, ...] of q or k: interleaved pairs become the halves of a head."""
     return w.reshape(-1, head_dim // 2, 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 
 
 def _check_tensors(file: GgufFile, config: ModelConfig) -> None:
-    """Check that the file has exactly the tensors of such a model, each with its shape."""
     found = {name: _shape(tensor) for name, tensor in file.tensors.items() if name != _ROPE_FACTORS}
     wanted = {_NAMES[path].format(layer): shape
               for path, layer, shape in hf_layout.stored_tensors(config).values()}  # fmt: skip
@@ -146,12 +135,12 @@ def _tensor(file: GgufFile, name: str):
 
 
 def _shape(tensor) -> tuple[int, ...]:
-    """Return the shape in PyTorch's order; the file stores the axes in reverse order."""
+    """The shape in PyTorch's order; files reverse the axes."""
     return tuple(int(size) for size in reversed(tensor.shape))
 
 
 def _one(file: GgufFile, name: str, value) -> int:
-    """Return a number that some files give per layer; this decoder supports only one value for all layers."""
+    """A number that some files give per layer; here all layers must share it."""
     if not isinstance(value, list):
         return value
     if len(set(value)) != 1:
@@ -172,9 +161,8 @@ def _architecture(file: GgufFile) -> str:
 
 
 def _check_variant(file: GgufFile, arch: str, head_dim: int) -> None:
-    """Reject features in the metadata that this decoder does not implement."""
     factor = file.get(f"{arch}.rope.scaling.factor", file.get(f"{arch}.rope.scale_linear", 0))
-    # As llama.cpp reads it: a factor without a type is linear.
+    # As in llama.cpp: a factor without a type is linear.
     scaling = file.get(f"{arch}.rope.scaling.type", "linear" if factor not in (0, 1) else "none")
     experts = file.get(f"{arch}.expert_count", 0)
     if scaling != "none":
@@ -196,10 +184,10 @@ def _check_variant(file: GgufFile, arch: str, head_dim: int) -> None:
 
 
 def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling | None:
-    """Recover Llama-3's scaling from the divisors of the frequencies, which are all that a file stores of it.
+    """Llama-3's scaling, from the divisors of the frequencies, which are all that a file stores.
 
-    With x = frequency / 2 pi, the share of the unscaled frequency is (original * x - low) / (high - low), clipped to
-    0..1. Its slope and offset determine two of the three numbers; low is 1, as in every published model.
+    With x = frequency / 2 pi, the unscaled frequency's share is (original * x - low) / (high - low), clipped to 0..1.
+    Slope and offset give two numbers. The third, low, is 1, as in every published model.
     """
     factors = dequantize(file, file.tensors[_ROPE_FACTORS]).astype(np.float64)
     if np.all(factors == 1.0):

@@ -1,10 +1,7 @@
 """Import of Hugging Face checkpoints.
 
-Supports Llama 2 to 3.2, SmolLM2 and SmolLM3, Mistral, Qwen2/2.5, Qwen3 (dense), OLMo 2 and Gemma 3 (of models that also
-read images, the text part).
-
-Weights are read part by part into the dtype and sharding of the training run, so host memory stays near one stacked
-parameter (or this process's share of it) plus the file that is open.
+Llama 2 to 3.2, SmolLM2 and SmolLM3, Mistral, Qwen2/2.5, Qwen3 (dense), OLMo 2 and Gemma 3 (only the text part of models
+that read images). Host memory: one stacked parameter, or this process's share of it, and the open file.
 """
 
 import dataclasses
@@ -28,17 +25,12 @@ from tango_jax.weights.safetensors_files import StoredTensor, tensor_problems
 
 HEAD_ROWS = 4096  # of a head and of the embedding that are in memory at once while they are compared
 _DOWNLOADED = ["*.json", TEMPLATE_FILE, "model*.safetensors", "*.model", "*.jinja", "merges.txt", "LICENSE*"]
-# Old checkpoints store the rotary frequencies; they are ignored because the config determines them.
+# Rotary frequencies in old checkpoints; the config determines them.
 _LEFTOVERS = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 def resolve_folder(name: str) -> Path:
-    """The local folder of a checkpoint: `name` itself, or a download of the hub id (owner/name[@revision]): safetensors
-    and JSON of that revision, no pickled weights and no code.
-
-    Raises:
-        ValueError: `name` is neither, or the files cannot be had from the hub.
-    """
+    """The folder `name`, or a download of owner/name[@revision] without pickles and code. ValueError: neither."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -51,21 +43,17 @@ def resolve_folder(name: str) -> Path:
 
 
 def model_config_from_hf(folder: str | Path, **numerics) -> ModelConfig:
-    """Return the ModelConfig of a folder's config.json; `numerics` are fields in source.NUMERICS.
-
-    Raises:
-        ValueError: the architecture, or an option of it, is not supported.
-    """
+    """The ModelConfig of a folder's config.json, or ValueError. `numerics`: source.NUMERICS."""
     file = Path(folder) / "config.json"
     return model_config_from_json(read_json_object(file, "a checkpoint folder needs it"), str(file), **numerics)
 
 
 def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
-    """The ModelConfig for the contents of a config.json; error messages name `file`. See `model_config_from_hf`."""
+    """`model_config_from_hf` for contents of a config.json; error messages name `file`."""
     if raw.get("model_type") in TEXT_PARTS:
         raw = _text_part(file, raw)
     _check_architecture(file, raw)
-    # Imported here because the import takes a second and only published checkpoints need it.
+    # Here, because the import takes a second.
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
@@ -78,17 +66,12 @@ def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
 
 
 def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = None) -> dict:
-    """Load the parameters of a folder's safetensors files as the tree of `init_params`, in `config.param_dtype`.
+    """The parameters of a folder's safetensors files, as the tree of `init_params`, in `config.param_dtype`.
 
-    Args:
-        shardings: a tree of NamedSharding of the same structure; each process then reads only what its devices hold.
-
-    Raises:
-        ValueError: tensors are missing, unexpected or misshapen (all of them are reported at once), files are damaged,
-            or values are not finite.
+    With `shardings`, each process reads its part. ValueError: tensors (all named) or values are wrong, files damaged.
     """
     folder = Path(folder)
-    # The text part of a model of text and images, by the names of a model of text.
+    # The text part of a model of text and images, under a text model's names.
     tensors = {TEXT_PREFIX.sub("model.", name, count=1): tensor
                for name, tensor in safetensors_files.find_tensors(folder).items() if not IMAGE_PART.fullmatch(name)}
     _check_tensors(folder, config, tensors)
@@ -112,7 +95,7 @@ def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = No
 
 
 def _text_part(file: str, raw: dict) -> dict:
-    """The config of the text part of a model of text and images. Raises ValueError where there is none."""
+    """The config of the text part of a model of text and images."""
     own_class, kind = TEXT_PARTS[raw["model_type"]]
     text = raw.get("text_config")
     if not isinstance(text, dict):
@@ -126,7 +109,7 @@ def _text_part(file: str, raw: dict) -> dict:
 
 
 def _check_architecture(file: str, raw: dict) -> None:
-    """Check everything that can be checked before transformers reads the file."""
+    """All checks that need no transformers."""
     kind, supported = raw.get("model_type"), ", ".join(FAMILIES)
     if kind not in FAMILIES:
         raise ValueError(f"{file}: model_type={kind!r} is not supported; choose a model of type {supported}")
@@ -153,16 +136,14 @@ def _check_architecture(file: str, raw: dict) -> None:
 
 
 def _read_by_model(hf) -> SimpleNamespace:
-    """The settings that transformers reads for a model of this family: those that its config class declares, and two
-    that it reads for any. A config object also holds whatever else its file has."""
+    """Settings that transformers reads for this family: a config object also holds whatever else its file has."""
     names = {field.name for field in dataclasses.fields(hf)} | {"head_dim", "layer_types"}
     read = {name: getattr(hf, name) for name in names if hasattr(hf, name)}
     return SimpleNamespace(model_type=hf.model_type, **read)
 
 
 def _ropes(hf) -> dict[str, dict]:
-    """The rotary settings by kind of layer; where all layers have the same, under full_attention. Beside settings by
-    kind, Gemma 3's file may have others, which transformers does not use."""
+    """Rotary settings by kind of layer. Gemma 3's file may have others at the top, which transformers ignores."""
     rope = hf.rope_parameters
     if "window" not in FAMILIES[hf.model_type].by_layer:
         return {"full_attention": rope}
@@ -170,7 +151,7 @@ def _ropes(hf) -> dict[str, dict]:
 
 
 def _check_options(file: str, hf) -> None:
-    """Check the options of a supported architecture that change what the model computes."""
+    """Options that change what the model computes."""
     for option in ("attention_bias", "mlp_bias"):
         if getattr(hf, option, False):
             raise ValueError(f"{file}: {option}=true is not supported (qwen2 has its biases on q, k and v); choose "
@@ -204,7 +185,6 @@ def _check_options(file: str, hf) -> None:
 
 
 def _check_rope(file: str, rope: dict) -> None:
-    """Check the rotary settings of one kind of layer."""
     if rope.get("partial_rotary_factor") not in (None, 1):
         raise ValueError(f"{file}: partial_rotary_factor={rope['partial_rotary_factor']} is not supported, only 1; "
                          "choose another checkpoint")
@@ -219,7 +199,6 @@ def _check_rope(file: str, rope: dict) -> None:
 
 
 def _scaling(rope: dict) -> RopeScaling | None:
-    """The scaling of one kind of layer, of which `_check_rope` has seen the settings."""
     if rope["rope_type"] == "default":
         return None
     if rope["rope_type"] == "linear":
@@ -257,7 +236,7 @@ def _model_config(hf, numerics: dict) -> ModelConfig:
 
 
 def _pattern(hf) -> tuple[LayerKind, ...]:
-    """The kinds of the layers up to where they begin to repeat."""
+    """The kinds of the layers up to where they repeat."""
     if "window" in FAMILIES[hf.model_type].by_layer:
         rope = _ropes(hf)["sliding_attention"]
         local = LayerKind(hf.sliding_window, float(rope["rope_theta"]), _scaling(rope))
@@ -270,7 +249,6 @@ def _pattern(hf) -> tuple[LayerKind, ...]:
 
 
 def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
-    """Check that tensors and parameters correspond to each other and that their shapes agree."""
     expected = {name: shape for name, (_, _, shape) in hf_layout.stored_tensors(config).items()}
     head = LAYOUTS["head"].name  # with a tied head, a second copy of the embedding
     found = {name: tensor.shape for name, tensor in tensors.items()
@@ -284,7 +262,7 @@ def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredT
 
 
 def _check_tied_head(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
-    """A head beside the embedding that it is tied to must be a copy of it, row by row."""
+    """A stored head that is tied must equal the embedding."""
     names = [LAYOUTS[name].name for name in ("head", "embed")]
     if not config.tied_head or names[0] not in tensors:
         return
@@ -305,12 +283,12 @@ def _check_tied_head(folder: Path, config: ModelConfig, tensors: dict[str, Store
 
 
 def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Return the slices with start and stop filled in."""
+    """Slices with start and stop."""
     return tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True))
 
 
 def _read_leaf(tensors, sizes: dict[str, int], layout: Layout, bounds: tuple[slice, ...], dtype) -> np.ndarray:
-    """Read the part `bounds` of one parameter into an array that is allocated once and filled tensor by tensor."""
+    """The part `bounds` of a parameter, allocated once and filled tensor by tensor."""
     out = np.empty([part.stop - part.start for part in bounds], dtype)
     index = bounds[1:] if layout.stacked else bounds
     slices = hf_layout.stored_slices(layout, sizes, index)
@@ -325,7 +303,7 @@ def _read_leaf(tensors, sizes: dict[str, int], layout: Layout, bounds: tuple[sli
 
 
 def _make_array(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding, read_fn) -> jax.Array:
-    """Make a sharded array; a part that several devices hold is read only once."""
+    """A sharded array; a part that several devices hold is read once."""
     parts = {}
 
     def part(index):

@@ -1,4 +1,4 @@
-"""Access to a GGUF file: its metadata, and its tensors, still quantized."""
+"""A GGUF file: metadata, and tensors, still quantized."""
 
 import dataclasses
 from pathlib import Path
@@ -7,19 +7,19 @@ from typing import Any
 import gguf
 import numpy as np
 
-# The tensor types of published files that the `gguf` package can convert to float32.
+# Types that the `gguf` package converts to float32.
 TENSOR_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 
 @dataclasses.dataclass(frozen=True)
 class GgufFile:
-    """An open file; tensors are views of the memory-mapped data."""
+    """Tensors are views of the memory-mapped data."""
 
     path: Path
     reader: gguf.GGUFReader
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a metadata value as a Python object, or `default` if the file does not have the key."""
+        """A metadata value as a Python object."""
         field = self.reader.get_field(key)
         return default if field is None else field.contents()
 
@@ -35,11 +35,7 @@ class GgufFile:
 
 
 def open_gguf(path: "str | Path | GgufFile") -> GgufFile:
-    """Open a GGUF file, once: a large vocabulary takes seconds to read. A file that is already open is returned.
-
-    Raises:
-        ValueError: the file does not exist, is not GGUF, is truncated, or is one part of several.
-    """
+    """Open a file, or return the open one: a large vocabulary takes seconds. ValueError: missing, damaged or split."""
     if isinstance(path, GgufFile):
         return path
     path = Path(path)
@@ -61,11 +57,7 @@ def open_gguf(path: "str | Path | GgufFile") -> GgufFile:
 
 
 def dequantize(file: GgufFile, tensor: gguf.ReaderTensor) -> np.ndarray:
-    """Return a tensor as float32 with axes in PyTorch's order, [out, in].
-
-    Raises:
-        ValueError: the type is not supported, or values are not finite.
-    """
+    """A tensor as float32, axes [out, in] as in PyTorch. ValueError: unsupported type, or values not finite."""
     kind = tensor.tensor_type.name
     if kind not in TENSOR_TYPES:
         raise ValueError(

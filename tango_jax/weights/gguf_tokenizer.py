@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF file: loaded for the loop, or written in Hugging Face format beside an exported model."""
+"""The tokenizer inside a GGUF file: loaded, or written in Hugging Face format."""
 
 from pathlib import Path
 
@@ -9,23 +9,19 @@ from tango_jax.text.hf_tokenizer import make_chat, make_tokenizer
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.gguf_file import GgufFile, open_gguf
 
-# Names of the pre-tokenizer in files -> ours.
+# Pre-tokenizer in files -> here.
 _SPLITS = {"smollm": "smollm", "gpt-2": "gpt-2", "llama-bpe": "llama-bpe", "llama3": "llama-bpe", "qwen2": "qwen2"}
 
 
 def gguf_tokenizer(path: str | Path | GgufFile, use_chat: bool = False) -> Tokenizer:
-    """Load the tokenizer of a GGUF file, with as many ids as the model's embedding has rows.
-
-    Raises:
-        ValueError: not a GGUF file, an unsupported kind of tokenizer, or no chat template although `use_chat` is set.
-    """
+    """The file's tokenizer, with an id per row of the embedding. ValueError: unknown kind, or no chat template."""
     file = open_gguf(path)
     backend = _backend(file)
     chat = None
     if use_chat:
         chat = make_chat(backend, file.get("tokenizer.chat_template"), _special_tokens(file), str(file.path))
     embedding = file.tensors.get("token_embd.weight")
-    # Several tokens can end a text: end of sequence, end of a turn, end of a message.
+    # End of sequence, of a turn, of a message.
     stop_ids = [file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     return make_tokenizer(
         backend,
@@ -38,9 +34,7 @@ def gguf_tokenizer(path: str | Path | GgufFile, use_chat: bool = False) -> Token
 
 
 def write_hf_tokenizer(path: str | Path | GgufFile, folder: str | Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and the chat template of a GGUF file into a folder. Stop ids beyond
-    the first belong in the model's generation_config.json. Raises ValueError, see `gguf_tokenizer`.
-    """
+    """Write tokenizer and chat template in Hugging Face format. Further stop ids: generation_config.json."""
     from transformers import PreTrainedTokenizerFast  # takes a second to import, and only exports need it
 
     file = open_gguf(path)
@@ -77,14 +71,14 @@ def _backend(file: GgufFile) -> tokenizers.Tokenizer:
 
 
 def _adds_bos(file: GgufFile) -> bool:
-    """Return whether prompts start with BOS; if the file does not specify it, use llama.cpp's default."""
+    """llama.cpp's default where the file does not say."""
     kind, split = file.get("tokenizer.ggml.model"), file.get("tokenizer.ggml.pre")
     is_default = kind == "llama" or _SPLITS.get(split) == "llama-bpe"
     return file.get("tokenizer.ggml.add_bos_token", is_default) and "bos_token" in _special_tokens(file)
 
 
 def _special_tokens(file: GgufFile) -> dict[str, str]:
-    """Return special tokens under transformers' names, without missing ones, for which some files have invalid ids."""
+    """By transformers' names. Missing ones have invalid ids in some files."""
     texts = file.require("tokenizer.ggml.tokens")
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {name: file.get(f"tokenizer.ggml.{key}_token_id", len(texts)) for name, key in names.items()}

@@ -1,7 +1,6 @@
-"""Mapping between Hugging Face's format and our parameters: families, tensor names and axes.
+"""Hugging Face's format and our parameters: families, tensor names and axes, for import and export.
 
-Used for both import and export. A tensor in a file is a parameter with its axes in a different order and some of them
-merged: `q` is [D, H, E] here and a matrix [H*E, D] there. Axis letters are those of tango_jax/README.md.
+Files have other axis orders and merge axes: `q` is [D, H, E] here and [H*E, D] there. Letters: tango_jax/README.md.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ from tango_jax.models.transformer import LayerKind, ModelConfig, init_params
 
 
 class Family(NamedTuple):
-    """The properties that distinguish the supported architectures."""
+    """How a supported architecture differs from Llama."""
 
     architecture: str  # class name in config.json's `architectures`
     fields: dict[str, Any] = {}  # of ModelConfig that are not as in Llama
@@ -36,8 +35,8 @@ FAMILIES = {  # by config.json's `model_type`
     ),
     "olmo2": Family("Olmo2ForCausalLM", {"qk_norm_whole": True, "norm_places": ("after",), "norm_offset": 0.0}),
 }  # fmt: skip
-# A model of text and images, of which the text part is loaded: config.json has it as `text_config`, the files with a
-# prefix, which differs between versions of transformers, and beside tensors that are not read.
+# Models of text and images, of which the text part is loaded: `text_config` of config.json, and tensors with a prefix
+# that differs between versions of transformers.
 TEXT_PARTS = {"gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text")}
 TEXT_PREFIX = re.compile(r"(language_model\.model|model\.language_model)\.")
 IMAGE_PART = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
@@ -46,7 +45,7 @@ _LLAMA = {field.name: field.default for field in dataclasses.fields(ModelConfig)
 
 
 def differences(kind: str, config: ModelConfig) -> dict[str, Any]:
-    """What a family has otherwise than the model: {field of ModelConfig: its value}. Empty: it can hold the model."""
+    """Fields in which a family differs from the model, with its values. Empty: the family can hold the model."""
     family = FAMILIES[kind]
     wanted = _LLAMA | family.fields
     found = {name: value for name, value in wanted.items() if getattr(config, name) != value}
@@ -57,7 +56,7 @@ def differences(kind: str, config: ModelConfig) -> dict[str, Any]:
 
 
 class Layout(NamedTuple):
-    """The storage layout of one parameter, or of one layer of a stacked parameter."""
+    """How a parameter, or one layer of a stacked one, is stored."""
 
     name: str  # in the files; {} stands for the layer
     stored: str  # axes in the files; spaces separate the dimensions, so "HE D" is a matrix [H*E, D]
@@ -94,19 +93,19 @@ LAYOUTS = {  # by the parameter's path in the tree
 
 
 def layout_of(config: ModelConfig, path: str) -> Layout:
-    """How a parameter of this model is stored: with norms after attention, those before the MLP have another name."""
+    """With norms after attention, the norm before the MLP has another name."""
     if path == "layers/mlp_norm" and "after" in config.norm_places:
         return LAYOUTS[path]._replace(name="model.layers.{}.pre_feedforward_layernorm.weight")
     return LAYOUTS[path]
 
 
 def abstract_params(config: ModelConfig) -> dict:
-    """Return the parameter tree as shapes and dtypes, without allocating anything."""
+    """The parameter tree as shapes and dtypes."""
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
 
 def path_name(path: tuple) -> str:
-    """Return the key of a leaf in LAYOUTS, such as "layers/q"."""
+    """A leaf's key in LAYOUTS, such as "layers/q"."""
     return "/".join(key.key for key in path)
 
 
@@ -118,7 +117,7 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def stored_tensors(config: ModelConfig) -> dict[str, tuple[str, int | None, tuple[int, ...]]]:
-    """Map each tensor name in a checkpoint of this config to (path of its parameter, layer or None, shape)."""
+    """Tensor name in a checkpoint -> (path of its parameter, layer or None, shape)."""
     sizes, tensors = axis_sizes(config), {}
     paths = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(abstract_params(config))[0]]
     flat = [path for path in paths if not LAYOUTS[path].stacked]
@@ -131,10 +130,7 @@ def stored_tensors(config: ModelConfig) -> dict[str, tuple[str, int | None, tupl
 
 
 def stored_slices(layout: Layout, sizes: dict[str, int], index: tuple[slice, ...]) -> tuple[slice, ...]:
-    """Return the slices of a tensor to read for the part `index` (slices with start and stop) of its parameter.
-
-    Of merged axes, only the outer one is sliced and the inner ones are read whole; `from_stored` slices those.
-    """
+    """The slices of a tensor to read for the part `index` of its parameter. Inner merged axes are read whole."""
     wanted = dict(zip(layout.axes, index, strict=True))
     slices = []
     for outer, *inner in layout.stored.split():
@@ -144,7 +140,7 @@ def stored_slices(layout: Layout, sizes: dict[str, int], index: tuple[slice, ...
 
 
 def from_stored(layout: Layout, sizes: dict[str, int], index: tuple[slice, ...], block: np.ndarray) -> np.ndarray:
-    """Return the part `index` of a parameter (a view) from the block that was read with `stored_slices`."""
+    """The part `index` of a parameter (a view) of a block read with `stored_slices`."""
     wanted = dict(zip(layout.axes, index, strict=True))
     stored_axes = layout.stored.replace(" ", "")
     shape, cut = [], []
@@ -155,7 +151,7 @@ def from_stored(layout: Layout, sizes: dict[str, int], index: tuple[slice, ...],
 
 
 def to_stored(layout: Layout, value: np.ndarray) -> np.ndarray:
-    """Convert a parameter, or one layer of a stacked parameter, to a contiguous tensor as stored in the files."""
+    """A parameter, or one layer of it, as a contiguous tensor of the files."""
     order = [layout.axes.index(axis) for axis in layout.stored.replace(" ", "")]
     sizes = dict(zip(layout.axes, value.shape, strict=True))
     shape = [int(np.prod([sizes[axis] for axis in group])) for group in layout.stored.split()]

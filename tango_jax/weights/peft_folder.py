@@ -19,27 +19,22 @@ from tango_jax.weights.safetensors_files import shorten, write_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 MODULES = {name: LAYOUTS[f"layers/{name}"].name.split(".")[-2] for name in MATRICES}  # {"q": "q_proj", ...}
-# Settings of the file that are read, or that change nothing once an adapter is trained.
+# Settings that are read, or that no longer matter for a trained adapter.
 KNOWN = ("peft_type", "r", "lora_alpha", "target_modules", "init_lora_weights", "auto_mapping", "peft_version",
          "base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout", "layers_pattern",
          "loftq_config", "eva_config", "corda_config", "lora_ga_config", "megatron_config", "megatron_core",
          "runtime_config", "ensure_weight_tying", "qalora_group_size")  # fmt: skip
-# Any other may change what an adapter computes. In files of peft, those that all its releases have are at these values.
+# Others may change what an adapter computes. Files of all peft releases have these at these values.
 PLAIN = {"use_dora": False, "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False,
          "bias": "none", "fan_in_fan_out": False, "layers_to_transform": None, "lora_bias": False,
          "trainable_token_indices": None, "layer_replication": None}  # fmt: skip
 
-# Ways to begin training that leave the base as it is; others take a part out of it, which the adapter adds again.
+# These leave the base as it is. Others move a part of it into the adapter.
 INIT_WEIGHTS = (True, False, None, "gaussian", "eva")
 
 
 def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str) -> Path:
-    """Write the folder and return it; `base` is the name of the checkpoint that the adapters belong to, of the hub with
-    or without a revision.
-
-    Raises:
-        ValueError: the folder exists and is not empty.
-    """
+    """Write the folder and return it; ValueError if it is not empty. `base`: checkpoint or hub id[@revision]."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} already exists and is not an empty folder: choose another one, or remove it")
     lora, tensors = config.lora, {}
@@ -71,11 +66,7 @@ def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str) 
 
 
 def read_lora_config(folder: Path) -> LoraConfig:
-    """Rank, alpha and targets of a folder.
-
-    Raises:
-        ValueError: it is no folder of an adapter, or of one that computes something else than models/lora.py.
-    """
+    """Rank, alpha and targets of a folder. ValueError: no adapter, or one that models/lora.py cannot compute."""
     path = folder / CONFIG_FILE
     settings = read_json_object(path, "an adapter's folder needs it")
     if settings.get("peft_type") != "LORA":
@@ -102,8 +93,7 @@ def read_lora_config(folder: Path) -> LoraConfig:
 
 
 def check_lora_config(folder: Path, wanted: LoraConfig | None) -> None:
-    """Raise ValueError if a folder's rank, alpha or targets are not these; or see `read_lora_config`. Without `wanted`,
-    another check has refused it."""
+    """ValueError if a folder's rank, alpha or targets are others. `wanted` None: another check refuses it."""
     found = read_lora_config(folder)
     if wanted and (found.rank, found.alpha, found.names) != (wanted.rank, wanted.alpha, wanted.names):
         raise ValueError(f"{folder} has rank={found.rank}, alpha={found.alpha:g} and targets="
@@ -111,12 +101,7 @@ def check_lora_config(folder: Path, wanted: LoraConfig | None) -> None:
 
 
 def read_adapter(folder: Path, config: ModelConfig) -> dict:
-    """The adapters of a folder, float32, as `init_adapters` lays them out.
-
-    Raises:
-        ValueError: see `read_lora_config`; rank, alpha or targets differ from `config.lora`; or tensors are missing,
-            unexpected, misshapen or not finite.
-    """
+    """A folder's adapters as in `init_adapters`. ValueError: it does not match `config.lora`, or tensors are wrong."""
     wanted = config.lora
     check_lora_config(folder, wanted)
     try:
@@ -148,5 +133,4 @@ def read_adapter(folder: Path, config: ModelConfig) -> dict:
 
 
 def _stem(name: str, layer: int) -> str:
-    """What the names of a matrix' adapter begin with in the file."""
     return "base_model.model." + LAYOUTS[f"layers/{name}"].name.format(layer).removesuffix(".weight")

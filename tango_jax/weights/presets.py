@@ -1,4 +1,4 @@
-"""Contents of the config.json of known checkpoints, as published, so that `tango_jax.plan` downloads nothing."""
+"""Published config.json contents of known checkpoints, so that `tango_jax.plan` downloads nothing."""
 
 import re
 
@@ -44,7 +44,7 @@ _OLMO2 = {
     "attention_dropout": 0.0, "rms_norm_eps": 1e-06, "vocab_size": 100352, "tie_word_embeddings": False,
     "max_position_embeddings": 4096, "rope_theta": 500000,
 }  # fmt: skip
-# Owners that publish other owners' models again, under the same names.
+# Owners that republish models under the same names.
 COPIERS = ("unsloth", "mlx-community")
 _VERSION = re.compile(r"(-(instruct|it|base|pt|bf16))+$")
 CONFIG_JSON = {
@@ -128,10 +128,7 @@ CONFIG_JSON = {
 
 
 def known_name(name: str) -> str | None:
-    """The checkpoint of the table with the sizes of this hub id; None: there is none.
-
-    A base model, the models that were tuned from it by its owner, and their copies under COPIERS have the same sizes.
-    """
+    """The checkpoint with this hub id's sizes: a base model, its owner's tunings, copies by COPIERS. None: unknown."""
     owner, model = _owner_and_sizes(name)
     return next((known for known in CONFIG_JSON if _owner_and_sizes(known)[1] == model
                  and (owner in COPIERS or owner == _owner_and_sizes(known)[0])), None)
@@ -143,11 +140,7 @@ def _owner_and_sizes(name: str) -> tuple[str, str]:
 
 
 def preset_model(name: str, **numerics) -> ModelConfig:
-    """Return the ModelConfig of a checkpoint in the table; `numerics` as in `from_hf.model_config_from_hf`.
-
-    Raises:
-        ValueError: the table does not contain the checkpoint.
-    """
+    """The ModelConfig of a checkpoint in the table, or ValueError. `numerics`: source.NUMERICS."""
     known = known_name(name)
     if known is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""How an exported policy was prompted, in two files beside its weights: it answers the prompt it was trained on."""
+"""How an exported policy was prompted, in two files next to its weights."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ PROMPTING_FILE = "prompting.json"
 
 
 class Example(NamedTuple):
-    """What the code of a model card asks."""
+    """What a model card's code samples for."""
 
     problem: str = "What is 3 + 4?"
     solution: str = r"<think><step>3 + 4 = 7</step></think><answer>\boxed{7}</answer>"  # for a verifier to judge
@@ -20,8 +20,6 @@ NO_EXAMPLE = Example("...", "...")  # to be filled in by the reader
 
 
 class Prompting(NamedTuple):
-    """Prompt and limits of one role."""
-
     role: str  # generator or verifier
     template: str  # with {problem} in it and, for a verifier, {solution} and {num_steps}
     use_chat: bool  # the template's text is the user's turn of the tokenizer's chat template
@@ -30,7 +28,7 @@ class Prompting(NamedTuple):
     min_steps: int  # fewer step blocks lower the format score
 
     def snippet(self, example: Example) -> str:
-        """A few lines of Python that ask the model, to be run in the exported folder."""
+        """Python for the exported folder that samples from the model."""
         fields = {"{problem}": example.problem, "{num_steps}": str(example.num_steps), "{solution}": example.solution}
         filled = "".join(f'.replace("{name}", {text!r})' for name, text in fields.items() if name in self.template)
         encoded = 'tokenizer(prompt, return_tensors="pt")'
@@ -48,17 +46,13 @@ class Prompting(NamedTuple):
 
     def write(self, folder: Path) -> None:
         fields = self._asdict()
-        # As a text of its own, which others can read as it stands.
+        # A plain text file, for other programs.
         (folder / TEMPLATE_FILE).write_text(fields.pop("template"), encoding="utf-8")
         (folder / PROMPTING_FILE).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def read_prompting(folder: Path) -> Prompting | None:
-    """What an export wrote into its folder; None in any other folder.
-
-    Raises:
-        ValueError: a file is damaged, or one of the two is missing.
-    """
+    """What an export wrote into its folder; None elsewhere. ValueError: a file is damaged or missing."""
     path = folder / PROMPTING_FILE
     if not path.is_file():
         return None

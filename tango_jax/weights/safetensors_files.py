@@ -1,7 +1,4 @@
-"""Access to the tensors in a folder of safetensors files, either a single file or several with an index.
-
-Only headers are read until a part is requested, so memory stays near the size of what was requested.
-"""
+"""Tensors in a folder of safetensors files, with or without an index. Only headers and requested parts are read."""
 
 import itertools
 import json
@@ -21,8 +18,6 @@ _SHOWN = 5  # number of names that an error message lists before it abbreviates
 
 
 class StoredTensor(NamedTuple):
-    """The location, shape and dtype of one tensor."""
-
     file: Path
     shape: tuple[int, ...]
     dtype: str
@@ -30,14 +25,14 @@ class StoredTensor(NamedTuple):
 
 
 def shorten(names: Iterable[str]) -> str:
-    """List the names, or the first few and the number of the others."""
+    """The names, or the first few and the number of the others."""
     names = list(names)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
 
 def tensor_problems(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> tuple[list[str], str]:
-    """(names that are missing, all that is wrong): shapes of a file's tensors against those that a model needs."""
+    """(missing names, all problems as text) of a file's shapes against a model's."""
     missing, unexpected = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     misshapen = [f"{name} {list(found[name])} instead of {list(shape)}" for name, shape in wanted.items()
                  if found.get(name, shape) != shape]
@@ -46,7 +41,7 @@ def tensor_problems(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[i
 
 
 def write_tensors(tensors: dict[str, np.ndarray], file: Path, like: Path) -> None:
-    """Write a file with the permissions of another. Raises OSError."""
+    """Write a file with the permissions of `like`. OSError."""
     try:
         save_file(tensors, file, metadata={"format": "pt"})
     except SafetensorError as error:  # safetensors reports every disk error as this one
@@ -55,12 +50,7 @@ def write_tensors(tensors: dict[str, np.ndarray], file: Path, like: Path) -> Non
 
 
 def find_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Find every tensor in the folder's files by reading their headers.
-
-    Raises:
-        ValueError: a file is missing, truncated or corrupt, the index disagrees with the files, or tensors are not
-            floating-point numbers.
-    """
+    """Every tensor of a folder, from headers. ValueError: a file, the index or a dtype is wrong."""
     if (instead := instead_of_weights(folder)) is not None:
         raise ValueError(f"{folder} lacks {WEIGHT_FILES}: copy them from the model's page{instead}")
     index, files = None, [folder / SINGLE_FILE]
@@ -92,7 +82,7 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
 def read_parts(
     tensors: dict[str, StoredTensor], parts: Iterable[tuple[str, tuple[slice, ...], np.ndarray]]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (part of the tensor, target) for each (tensor name, slices, target), in the order of the files."""
+    """(part of the tensor, target) for each (tensor name, slices, target), in the order of the files."""
 
     def file_of(part) -> Path:
         return tensors[part[0]].file
@@ -136,7 +126,7 @@ def _read_index(file: Path) -> dict[str, str]:
 
 
 def instead_of_weights(folder: Path) -> str | None:
-    """What to do, beside copying the weights, with a folder that has none; None: it has them."""
+    """What else to do with a folder without weights; None: it has them."""
     if (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file():
         return None
     here = sorted(path.name for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pth", ".gguf"))

@@ -34,10 +34,7 @@ NUMERICS = (
 
 
 def fields_of(role: ConfigDict) -> dict:
-    """What a role's settings say of fields of ModelConfig that no checkpoint determines: NUMERICS and the adapters.
-
-    A base that stays frozen is loaded in the dtype that it is kept in.
-    """
+    """NUMERICS and adapters of a role's settings. A frozen base is loaded in the dtype in which it is kept."""
     fields, lora = {name: role.model[name] for name in NUMERICS if name != "head_dtype"}, role.model.lora
     if role.model.head_precision == "bfloat16":
         fields |= {"head_dtype": "bfloat16", "head_precision": "highest"}
@@ -50,7 +47,7 @@ def fields_of(role: ConfigDict) -> dict:
 
 
 def sized_model(role: ConfigDict, vocab_size: int) -> ModelConfig:
-    """The model of a role without a checkpoint. Raises ValueError, see ModelConfig."""
+    """The model of a role without a checkpoint. ValueError, see ModelConfig."""
     sizes = {name: value for name, value in role.model.items() if name != "lora"}
     width, heads = role.model.width, role.model.num_heads
     if width % heads:
@@ -61,12 +58,10 @@ def sized_model(role: ConfigDict, vocab_size: int) -> ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """An opened checkpoint."""
-
     name: str
     model_config: ModelConfig
     tokenizer: Tokenizer  # with as many ids as the embedding has rows
-    # (shardings=None) -> the tree of init_params, in model_config.param_dtype; None: there are no weights to start from
+    # (shardings=None) -> the tree of init_params, in model_config.param_dtype; None: from scratch
     load_params: Callable[..., Any] | None
     write_tokenizer: Callable[[Path], None]  # writes the tokenizer's files into a folder, in Hugging Face format
     generation: dict  # contents of generation_config.json, with every stop id
@@ -75,11 +70,9 @@ class Source:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of checkpoint that a name refers to: gguf, workdir, folder or hub. The hub is not contacted.
+    """The kind of a checkpoint: gguf, workdir, folder or hub. The hub is not contacted.
 
-    Raises:
-        ValueError: it is none of them, or a hub id with an invalid revision; or it looks like a local folder (it begins
-            with ., / or ~, has several slashes, or its first part is a folder), and there is none.
+    ValueError: none of them, or a missing folder: ., / or ~ in front, several slashes, or a folder as first part.
     """
     path = local_path("checkpoint", name)
     if path.is_file() or path.suffix == ".gguf":
@@ -99,13 +92,12 @@ def kind_of(name: str) -> str:
 
 
 def _looks_local(name: str) -> bool:
-    """Whether a relative name that does not exist was probably meant as a folder: not if it has a revision."""
+    """Whether a missing relative name, without a revision, probably meant a folder."""
     first, slash, rest = name.partition("/")
     return "@" not in name and bool(slash) and ("/" in rest or Path(first).is_dir())
 
 
 def _runs_beside(path: Path) -> str:
-    """The runs in the folder that a path is in, for a message; empty if there are none."""
     try:
         runs = sorted(str(other) for other in path.parent.iterdir() if is_workdir(other))
     except OSError:  # there is no such folder either, or it may not be read
@@ -114,7 +106,7 @@ def _runs_beside(path: Path) -> str:
 
 
 def is_workdir(path: Path) -> bool:
-    """Return whether a folder is a run's workdir: its config.json holds the run's settings, not a model's config."""
+    """Whether a folder's config.json holds a run's settings."""
     try:
         settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -123,15 +115,9 @@ def is_workdir(path: Path) -> bool:
 
 
 def open_source(name: str, use_chat: bool | None = False, reads_weights: bool = True, **numerics) -> Source:
-    """Open a published checkpoint: a folder, a hub id (which is downloaded, see hub.py) or a .gguf file.
+    """Open a folder, a hub id (downloaded) or a .gguf file. ValueError: it is missing or not supported.
 
-    Args:
-        use_chat: wrap every prompt in the model's chat template; None: as in the run that it was exported from, or no.
-        reads_weights: they must be there; a plan needs sizes and tokenizer alone.
-        numerics: fields in NUMERICS that differ from ModelConfig's defaults.
-
-    Raises:
-        ValueError: there is no checkpoint of that name, or this project cannot run it.
+    `use_chat` (chat template) None: as in the run that exported it, or no. `reads_weights` False: sizes and tokenizer.
     """
     kind = kind_of(name)
     if kind == "workdir":
@@ -161,7 +147,6 @@ def open_source(name: str, use_chat: bool | None = False, reads_weights: bool = 
 
 
 def _check_files(folder: Path, reads_weights: bool) -> None:
-    """Raise ValueError with everything that a folder lacks of config, tokenizer and weights."""
     lacking = [] if (folder / "config.json").is_file() else ["config.json"]
     lacking += [] if hf_tokenizer.has_tokenizer(folder) else ["tokenizer.json (or tokenizer.model)"]
     instead = safetensors_files.instead_of_weights(folder) if reads_weights else None
@@ -172,12 +157,7 @@ def _check_files(folder: Path, reads_weights: bool) -> None:
 
 
 def published_model(name: str, **numerics) -> ModelConfig:
-    """The sizes of a published checkpoint: a folder with its config.json, a .gguf file, or a hub id in the table of
-    presets. Nothing is downloaded, and neither weights nor tokenizers are read. `numerics`: see `open_source`.
-
-    Raises:
-        ValueError: there is no checkpoint of that name, its sizes are not known here, or this project cannot run it.
-    """
+    """Sizes of a folder, a .gguf file or a known hub id. Nothing is downloaded. ValueError: unknown, unsupported."""
     kind = kind_of(name)
     if kind == "gguf":
         return model_config_from_gguf(open_gguf(Path(name).expanduser()), **numerics)
@@ -187,7 +167,7 @@ def published_model(name: str, **numerics) -> ModelConfig:
 
 
 def has_chat_template(name: str) -> bool:
-    """Whether a published checkpoint comes with a chat template; a hub id is downloaded. Raises ValueError."""
+    """Whether a published checkpoint has a chat template. A hub id is downloaded. ValueError: missing."""
     if kind_of(name) == "gguf":
         return bool(open_gguf(Path(name).expanduser()).get("tokenizer.chat_template"))
     return hf_tokenizer.has_chat_template(resolve_folder(name))
@@ -207,7 +187,7 @@ def _open_gguf_source(file: GgufFile, name: str, use_chat: bool, numerics: dict)
 
 
 def generation_of(tokenizer: Tokenizer) -> dict:
-    """The token ids that a generation_config.json must contain: one stop id as a number, several as a list."""
+    """Token ids for generation_config.json: one stop id as a number, several as a list."""
     stop_ids = list(tokenizer.stop_ids)
     bos = {"bos_token_id": tokenizer.bos_ids[0]} if tokenizer.bos_ids else {}
     return {"eos_token_id": stop_ids if len(stop_ids) > 1 else stop_ids[0]} | bos

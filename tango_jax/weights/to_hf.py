@@ -1,7 +1,4 @@
-"""Export to a Hugging Face folder that transformers loads.
-
-It is written beside its final place and renamed once it is complete, so no reader ever sees a partial one.
-"""
+"""Export to a Hugging Face folder. It is written under another name and renamed when complete."""
 
 import json
 import shutil
@@ -26,12 +23,12 @@ TOKENIZER_FILES = (
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 _STORED_DTYPES = ("float32", "float16", "bfloat16")
-# Also written to config.json, where readers that ignore generation_config.json look for them.
+# Also in config.json, for readers that ignore generation_config.json.
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def family_of(config: ModelConfig) -> str:
-    """Return the first supported `model_type` that can hold this model. ValueError if none can."""
+    """The first supported `model_type` that can hold this model, or ValueError."""
     for kind in FAMILIES:
         if not differences(kind, config):
             return kind
@@ -40,15 +37,7 @@ def family_of(config: ModelConfig) -> str:
 
 
 def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: dict | None = None) -> dict:
-    """The contents of config.json.
-
-    Args:
-        architecture: a model_type or class name.
-        special_ids: bos, eos and pad ids.
-
-    Raises:
-        ValueError: the architecture cannot hold the model.
-    """
+    """Contents of config.json. `architecture`: a model_type or class name; ValueError if it cannot hold the model."""
     names = {family.architecture: kind for kind, family in FAMILIES.items()}
     names |= {whole: kind for whole, (_, kind) in TEXT_PARTS.items()}  # of which the text part was loaded
     kind = names.get(architecture, architecture)
@@ -60,7 +49,7 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
         ours = " and ".join(f"{name}={getattr(config, name)}" for name in other)
         raise ValueError(f"a {kind} has {theirs}, but this model has {ours}: export it as {family_of(config)}")
     rope = _rope_parameters(config)
-    # Imported here because the import takes a second and only an export needs it.
+    # Here, because the import takes a second.
     from transformers import CONFIG_MAPPING
 
     fields = {
@@ -86,7 +75,7 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
         fields["no_rope_layers"] = [int(layer.rope_base != 0) for layer in config.layer_kinds]
     fields |= _gemma3_fields(config, rope) if kind == "gemma3_text" else {"hidden_act": "silu"}
     out = json.loads(CONFIG_MAPPING[kind](**fields).to_json_string())
-    # transformers 4 and tools built on it read these names; without them they silently fall back to a base of 10000.
+    # transformers 4 reads these names; without them it silently uses a base of 10000.
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     legacy = {"rope_theta": config.rope_base, "torch_dtype": dtype}
     local = [layer.rope_base for layer in config.pattern if layer.window]
@@ -95,7 +84,6 @@ def hf_config(config: ModelConfig, architecture: str, dtype: str, special_ids: d
 
 
 def _rope_parameters(own: ModelConfig | LayerKind) -> dict:
-    """The rotary settings of a model, or those of a kind of layer."""
     rope = {"rope_type": "default", "rope_theta": own.rope_base}
     if scaling := own.rope_scaling:
         rope |= {"rope_type": "linear", "factor": scaling.factor}
@@ -110,7 +98,6 @@ def _rope_parameters(own: ModelConfig | LayerKind) -> dict:
 
 
 def _gemma3_fields(config: ModelConfig, rope: dict) -> dict:
-    """What config.json has for the two kinds of Gemma 3's layers, of which one has a window."""
     local = next((layer for layer in config.pattern if layer.window), None)
     types = ["sliding_attention" if layer.window else "full_attention" for layer in config.layer_kinds]
     fields = {
@@ -134,11 +121,9 @@ def model_card(
     evaluated: str = "",
     example: Example = NO_EXAMPLE,
 ) -> str:
-    """Return README.md of an exported model: its origin, how to ask it, and the metrics (a flat dict) as a table.
+    """README.md of an exported model.
 
-    `trained` says when in the run the weights were saved ("after turn 8"), and `evaluated` when the metrics were
-    measured.
-    `example` is what the code that asks the model asks.
+    `trained` and `evaluated` name the weights ("after turn 8"). `example` is what the card's code samples for.
     """
     front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     front += [f"base_model: {base_model}"] if base_model else []
@@ -171,18 +156,16 @@ def export_hf(
     prompting: Prompting | None = None,
     dtype: str | None = None,
 ) -> Path:
-    """Write a checkpoint folder that transformers and `load_hf` read; return its path. Every process must call this.
+    """Write a folder that transformers and `load_hf` read; return it. Every process must call this.
 
     Args:
-        architecture: see `hf_config`; by default `family_of` the model.
-        tokenizer_folder: a folder whose tokenizer files are copied.
-        generation_config: keys of transformers' GenerationConfig; by default those in the tokenizer folder's file.
-        card: text of README.md.
-        prompting: stored beside the model, so that it is asked as it was trained; None: not known.
-        dtype: dtype of the stored weights; by default that of the parameters, which are then stored bit by bit.
+        architecture: see `hf_config`; default: `family_of` the model.
+        tokenizer_folder: its tokenizer files are copied.
+        generation_config: of transformers; default: the file in the tokenizer's folder.
+        prompting: as in training; None: unknown.
+        dtype: of the stored weights; default: as in `params`, stored bit by bit.
 
-    Raises:
-        ValueError: the folder exists and is not empty, or the model, dtype or tokenizer folder is unsuitable.
+    ValueError: the folder is not empty, or model, dtype or tokenizer folder do not fit.
     """
     folder = Path(folder).expanduser()
     dtype = dtype or str(params["embed"].dtype)
@@ -255,7 +238,7 @@ def _check_params(config: ModelConfig, params: dict) -> None:
 
 
 def _shards(config: ModelConfig, itemsize: int, max_bytes: int) -> list[list[str]]:
-    """Divide the tensor names into files of at most `max_bytes`; a larger tensor gets a file of its own."""
+    """Tensor names by file, each at most `max_bytes`; a larger tensor is alone."""
     shards, used = [[]], 0
     for name, (_, _, shape) in hf_layout.stored_tensors(config).items():
         size = int(np.prod(shape)) * itemsize
@@ -268,7 +251,7 @@ def _shards(config: ModelConfig, itemsize: int, max_bytes: int) -> list[list[str
 
 
 def _write_tensors(folder: Path | None, config: ModelConfig, params: dict, dtype: np.dtype, max_bytes: int) -> None:
-    """Write all safetensors files. A process without a folder only helps to gather sharded parameters."""
+    """A process without a folder only gathers sharded parameters."""
     shards = _shards(config, dtype.itemsize, max_bytes)
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     names = names if len(shards) > 1 else [SINGLE_FILE]

@@ -1,4 +1,4 @@
-"""Opening of a run's policies, from its settings or from its workdir with whatever it has trained so far."""
+"""Opening of a run's policies, from its settings or its workdir."""
 
 import dataclasses
 from pathlib import Path
@@ -27,14 +27,9 @@ BASE = "_base"  # after a role, in the names of a run's fingerprints (loop/resum
 
 
 def open_checkpoint(name: str, role: str, use_chat: bool | None = None, **numerics) -> Source:
-    """Open anything that has weights: a published checkpoint (see `source.open_source`), or one role of a workdir.
+    """Open anything with weights: a published checkpoint, or one role of a workdir. ValueError: missing, unsupported.
 
-    Args:
-        use_chat: use the chat template; None: as in the run (of a workdir, or of an export), or no (others).
-        numerics: fields in source.NUMERICS that should differ from the run's (workdir) or from ModelConfig's defaults.
-
-    Raises:
-        ValueError: there is no checkpoint of that name, or this project cannot run it, or the run has not saved one.
+    `use_chat` None: as in the run or export, else no. `numerics` (source.NUMERICS) replace the run's or the defaults.
     """
     if kind_of(name) == "workdir":
         return open_workdir(Path(name).expanduser(), role, use_chat, **numerics)
@@ -42,34 +37,21 @@ def open_checkpoint(name: str, role: str, use_chat: bool | None = None, **numeri
 
 
 def prompting_of(name: str, role: str, download: bool = False) -> Prompting | None:
-    """How the run prompted the role from which a checkpoint comes; None: it does not say. A hub id is asked only with
-    `download`, which downloads it.
-
-    The template of a workdir is a name or a file, as in its settings: a file may be gone that nobody asks for.
-
-    Raises:
-        ValueError: there is no checkpoint of that name, or what it says is damaged.
-    """
+    """How a checkpoint's role was prompted; None: unknown, or a hub id without `download`. ValueError: damaged."""
     kind = kind_of(name)
     if kind == "gguf" or (kind == "hub" and not download):
         return None
     if kind == "workdir":
         config = read_config(Path(name).expanduser())
         own = config[role]
+        # The template may be a file that is gone.
         return Prompting(role, own.template, own.use_chat, own.max_prompt, own.max_response, config.task.min_steps)
     found = read_prompting(resolve_folder(name))
     return found if found is not None and found.role == role else None
 
 
 def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numerics) -> Source:
-    """Open the newest checkpoint of `role` ("generator" or "verifier") in a workdir: of stage 2, or else of stage 1.
-
-    Adapters are merged into their base.
-
-    Raises:
-        ValueError: the settings are of another version, there is no checkpoint yet, or the checkpoint from which the
-            run started no longer exists.
-    """
+    """Open a role's newest checkpoint, of stage 2 or else stage 1; adapters are merged. ValueError: none there."""
     config = read_config(workdir)
     base = start_source(config, role, use_chat, has_one_policy(workdir))
     directory, part = newest_checkpoints(workdir, role)
@@ -93,28 +75,24 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
             params = read_state(directory, shapes, part=part).state
         if shardings is not None:
             return jax.tree.map(lambda leaf: leaf.astype(wanted.param_dtype), params)
-        # Restored arrays are committed to a device, for which jitted functions would recompile; these are uncommitted.
+        # Restored arrays are committed to a device, for which jitted functions recompile. These are not.
         return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf).astype(wanted.param_dtype)), params)
 
     return dataclasses.replace(base, name=str(workdir), model_config=wanted, load_params=load_params)
 
 
 def _check_base(directory: Path, role: str, model: ModelConfig, base: dict) -> None:
-    """Check that adapters belong to these weights, as far as their checkpoint says so.
-
-    Raises:
-        ValueError: the weights have changed since they were trained.
-    """
+    """Check that adapters belong to these weights, if their checkpoint recorded them."""
     meta = peek_meta(directory).meta
     saved = meta.get("source_fingerprint", {}).get(f"{role}{BASE}") or meta.get("made_from", {}).get("base")
-    # Scales of int8 are divisions, which accelerators round differently.
+    # Accelerators round the scales of int8 differently.
     if saved and model.lora.base_dtype != "int8" and saved != tree_fingerprint(base):
         raise ValueError(f"the adapters in {directory} belong to other weights than those that the run's {role} would "
                          "start from now: put back the checkpoint that it was trained on")
 
 
 def read_adapters(workdir: Path, role: str, model: ModelConfig, shardings: dict | None = None) -> dict:
-    """The newest adapters of a role in a workdir. `shardings`: those of all parameters, whose mesh they lie on."""
+    """The newest adapters of a role. `shardings`: of all parameters, for their mesh."""
     adapters = jax.eval_shape(lambda: init_adapters(model, jax.random.key(0)))
     if shardings is not None:
         adapters = with_shardings(adapters, param_shardings(jax.tree.leaves(shardings)[0].mesh, adapters))
@@ -123,8 +101,7 @@ def read_adapters(workdir: Path, role: str, model: ModelConfig, shardings: dict 
 
 
 def full_stage_one(config: ConfigDict, workdir: Path, role: str) -> Path | None:
-    """The checkpoints of a stage 1 that trained all parameters, which are the base of a run's adapters; None: the base
-    is the role's checkpoint."""
+    """Checkpoints of a stage 1 that trained all parameters: the adapters' base. None: `checkpoint` is."""
     if has_one_policy(workdir):  # the verifier's stage 1, where it has one, continues from the generator's
         verifier = config.verifier
         role = "verifier" if verifier.init_from or verifier.sft.steps else "generator"
@@ -142,8 +119,7 @@ def full_stage_one(config: ConfigDict, workdir: Path, role: str) -> Path | None:
 def start_source(
     config: ConfigDict, role: str, use_chat: bool | None = None, is_one_policy: bool = False
 ) -> Source:
-    """Return the source of a role's architecture and tokenizer: its `checkpoint`, or its `model` and the task's. Of a
-    run, one policy in both roles goes on from the generator."""
+    """Architecture and tokenizer from `checkpoint` (one policy: the generator in it), or from `model` and task."""
     role_config = config[role]
     numerics = fields_of(role_config)
     if role_config.checkpoint:
@@ -163,7 +139,7 @@ def start_source(
 
 
 def has_one_policy(workdir: Path) -> bool:
-    """Whether one policy has both roles in the run of a workdir: by its settings, or by the record of its arm."""
+    """Whether one policy has both roles in a run: by its settings, or by the record of its arm."""
     if read_config(workdir).verifier.adapter == "generator":
         return True
     path = workdir / "provenance.json"
@@ -172,7 +148,7 @@ def has_one_policy(workdir: Path) -> bool:
 
 
 def newest_checkpoints(workdir: Path, role: str) -> tuple[Path, tuple[str, ...]]:
-    """Return the directory of checkpoints to read, and the branch of the saved tree with the role's parameters."""
+    """The directory of checkpoints, and the branch of the saved tree with the role's parameters."""
     is_shared = has_one_policy(workdir)
     if complete_steps(workdir / "checkpoints"):
         return workdir / "checkpoints", ("generator" if is_shared else role, "params")
@@ -186,11 +162,7 @@ def newest_checkpoints(workdir: Path, role: str) -> tuple[Path, tuple[str, ...]]
 
 
 def identify_weights(name: str, role: str) -> tuple[int | None, str]:
-    """What tells the weights of a checkpoint from others that may later lie in the same place.
-
-    Returns:
-        The step of a workdir's checkpoint, None for others, and a digest of its files; of a hub id, one of nothing.
-    """
+    """(step of a workdir or None, digest of files), to tell weights in one place apart. Empty for a hub id."""
     path, kind = Path(name).expanduser(), kind_of(name)
     if kind == "workdir":
         directory, _ = newest_checkpoints(path, role)
@@ -200,11 +172,7 @@ def identify_weights(name: str, role: str) -> tuple[int | None, str]:
 
 
 def read_config(workdir: Path) -> ConfigDict:
-    """Return the settings with which a run was started; keys that are not among them have their defaults.
-
-    Raises:
-        ValueError: the settings are missing or damaged, or contain keys that this version does not know.
-    """
+    """A run's settings, with defaults for missing keys. ValueError: missing, damaged, or keys of another version."""
     config = default_config()
     known = flatten(config)
     for key, value in read_settings(workdir / "config.json").items():
