@@ -22,6 +22,8 @@ _NEEDED_IMAGE = re.compile(r"(decoded_)?images?(_?\d+)?|pictures?|figures?|diagr
 
 
 class BadRow(Exception):
+    """An error in a row; `to_problem` adds the row's location."""
+
 
 def value_of(fields: Fields, key: str) -> Any:
     if fields.get(key) is None:
