@@ -1,7 +1,7 @@
 """Sampling in consecutive batches, each from prefill until its last row has ended.
 
-All rows start in the smallest cache bucket. When it is full, the cache grows; when the rows alive fit a smaller row
-bucket, they are compacted. Memory must hold all rows at their longest: `continuous.py` does without.
+All rows start in the smallest cache bucket. The cache grows when it is full; rows are compacted when those alive fit a
+smaller row bucket. Memory must hold all rows at their longest: `continuous.py` does without.
 """
 
 import dataclasses
@@ -29,7 +29,6 @@ class BatchDriver:
     resize_fns: ResizeFns
 
     def sample(self, weights: dict, request: SampleRequest) -> Rollout:
-        """Takes a request with row arrays."""
         M = request.group_size
         per_batch, rollouts = self.config.prompts_per_batch(M), []
         for start in range(0, len(request.prompts), per_batch):
@@ -51,7 +50,7 @@ class BatchDriver:
         )
 
     def compile_ahead(self, ahead: CompileAhead, weights: dict, group_sizes: Sequence[int]) -> None:
-        """Compile everything that requests with these group sizes can need. Nothing is computed."""
+        """Compiles everything that requests with these group sizes can need. Nothing is computed."""
         driver = dataclasses.replace(
             self,
             prefill_fn=ahead(self.prefill_fn),
@@ -119,7 +118,7 @@ class BatchDriver:
 
 
 def _collect(state: DecodeState, row_B: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """{row of the request: (tokens, log-probs)} of the state's rows that are not NO_ROW."""
+    """{row of the request: (tokens, log-probs)} without NO_ROW."""
     out_token_BS, out_logp_BS = np.asarray(state.out_token_BS), np.asarray(state.out_logp_BS)
     length_B = np.asarray(state.length_B)
     return {

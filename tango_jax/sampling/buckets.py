@@ -13,21 +13,18 @@ CHUNK_SHARE, CHUNK_TOKENS = 4, 8192
 
 @dataclasses.dataclass(frozen=True)
 class SamplerConfig:
-    """Bucket sizes, each ascending. The last is the limit: prompt tokens, new tokens, rows of a decode batch.
-
-    A batch has more rows where the last row bucket is too small for a group of each device.
-    """
+    """Bucket sizes, each ascending; the last is the limit. A batch has more rows where the last row bucket is too small
+    for a group of each device."""
 
     prompt_buckets: tuple[int, ...]
     cache_buckets: tuple[int, ...]
     row_buckets: tuple[int, ...]
-    # Tokens whose keys and values a group of devices may hold: rows x (prompt bucket + cache bucket) stays within it.
-    # 0: as many rows as the last row bucket, however long they get.
+    # Tokens a group of devices may hold: rows x (prompt bucket + cache bucket). 0: rows are limited by row_buckets alone.
     cache_tokens: int = 0
     row_multiple: int = 1  # groups of devices that share the rows of a batch; set by `with_row_multiple`
 
     def with_row_multiple(self, multiple: int) -> "SamplerConfig":
-        """Row buckets rounded up, so that rows split evenly over devices."""
+        """Rounds row buckets up, so that rows split evenly over devices."""
         rounded = {-(-rows // multiple) * multiple for rows in self.row_buckets}
         return dataclasses.replace(self, row_buckets=tuple(sorted(rounded)), row_multiple=multiple)
 
@@ -42,11 +39,10 @@ class SamplerConfig:
         return bucket_of(new_tokens, self.cache_buckets)
 
     def smaller_row_bucket(self, rows: int) -> int:
-        """0 if there is none."""
         return (0, *self.row_buckets)[bisect.bisect_left(self.row_buckets, rows)]
 
     def prompt_counts(self, group_size: int) -> tuple[int, ...]:
-        """The numbers of prompts, ascending, that a decode batch may be padded to."""
+        """Numbers of prompts, ascending, that a decode batch is padded to."""
         if group_size == 1:
             return self.row_buckets
         # Groups get one size only: each further one would be another set of shapes to compile.
@@ -60,17 +56,16 @@ class SamplerConfig:
         return bucket_of(num_prompts, self.prompt_counts(group_size))
 
     def rows_within(self, prompt_bucket: int, cache_bucket: int) -> tuple[int, ...]:
-        """The row buckets that `cache_tokens` allows for these sizes."""
+        """Row buckets that `cache_tokens` allows for these sizes."""
         of_row = prompt_bucket + cache_bucket
         return tuple(rows for rows in self.row_buckets if rows // self.row_multiple * of_row <= self.cache_tokens)
 
     def prompts_per_chunk(self, prompt_bucket: int, group_size: int) -> int:
-        """With `cache_tokens`."""
         rows = self.rows_within(prompt_bucket, self.cache_buckets[0])[-1] // self.row_multiple
         return max(1, min(rows // CHUNK_SHARE // group_size, CHUNK_TOKENS // prompt_bucket)) * self.row_multiple
 
     def check_cache_tokens(self) -> None:
-        """ValueError: no room for the smallest batch at its longest."""
+        """ValueError: the smallest batch does not fit at its longest."""
         longest = self.prompt_buckets[-1] + self.cache_buckets[-1]
         if self.cache_tokens and not self.rows_within(self.prompt_buckets[-1], self.cache_buckets[-1]):
             rows = self.row_buckets[0] // self.row_multiple

@@ -1,5 +1,5 @@
-"""A sampler for any checkpoint, for commands without a training config (`sample`, `evaluate`). What the command line
-leaves open comes from the run's settings, in a workdir or an export."""
+"""A sampler for any checkpoint, for `sample` and `evaluate`. The run's settings fill in what the command line leaves
+open."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ MIN_STEPS = 3  # fewer step blocks lower the format score; a run has a setting o
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointSamplerSettings:
-    """From the command line. Zeros and None stand for the run's settings, or for the defaults here."""
+    """Zeros and None stand for the run's settings, or for the defaults here."""
 
     template: str | None = None  # name or file; by default DEFAULT_TEMPLATE
     max_prompt: int = 0
@@ -55,7 +55,7 @@ class CheckpointSampler:
         return self.source.tokenizer
 
     def with_weights(self) -> "CheckpointSampler":
-        """With weights read and laid out. All processes of a job must call it."""
+        """Reads the weights and lays them out. All processes of a job must call it."""
         shardings = None
         if self.placement is not None:
             shardings = param_shardings(self.placement.train, abstract_params(self.source.model_config))
@@ -69,11 +69,8 @@ class CheckpointSampler:
         temperature: float,
         top_p: float = 1.0,
     ) -> Rollout:
-        """M responses to each of P prompts, prompt-major. FloatingPointError: logits are not finite.
-
-        A response's randomness depends on the key and its number alone. A prompt's samples share its cache, so more
-        than `rows` of them take several rounds.
-        """
+        """M responses to each of P prompts, prompt-major. Randomness depends on the key and a response's number. More
+        than `rows` samples of a prompt take several rounds. FloatingPointError: logits are not finite."""
         rounds = []
         for start in range(0, numbers_PM.shape[1], self.rows):
             chosen_PM = numbers_PM[:, start : start + self.rows]
@@ -96,10 +93,8 @@ class CheckpointSampler:
 
 
 def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSettings) -> CheckpointSampler:
-    """Open a checkpoint as `role` ("generator" or "verifier"); no weights are read yet.
-
-    ValueError: no such checkpoint, it cannot run, a response exceeds its positions, or the devices cannot split it.
-    """
+    """Opens a checkpoint as "generator" or "verifier"; reads no weights. ValueError: it is missing or cannot run, a
+    response exceeds its positions, or the devices cannot split it."""
     # A run chose these for its devices and its speed: here the model is what was trained.
     numerics = {"remat": "none", "attention": "auto", "decode_attention": "xla", "head_precision": "highest"}
     numerics |= {"sample_cache_dtype": "", "sample_weight_dtype": ""}
@@ -148,8 +143,7 @@ def _placement(source: Source, settings: CheckpointSamplerSettings) -> Placement
 
 
 def _sampler_config(max_prompt: int, max_new: int, rows: int) -> SamplerConfig:
-    """Doubling buckets: short questions and answers do not pay for long ones. Each size is compiled, which costs a
-    large model more than it saves for a few rows."""
+    """Doubling buckets suit short rows. Compiling many sizes costs more than it saves, so many rows get fewer."""
     start = 64 if rows == 1 else 256
     return SamplerConfig(
         prompt_buckets=_doubling_buckets(start, max_prompt),

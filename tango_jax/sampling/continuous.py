@@ -1,12 +1,12 @@
 """Continuous batching: carries out `schedule.py` within a budget of cached tokens.
 
 A row's tokens do not depend on the schedule: its random numbers come from key, row number and position, and its cache
-is never recomputed. The schedule changes only the order of sums. So two schedules agree to rounding in every log-prob,
-and in every token unless its random number (greedily, two logits) lies within rounding of the border. With an int8
-cache, a rounded key or value may take either of two numbers.
+is never recomputed. Only the order of sums changes. Two schedules agree to rounding in every log-prob, and in every
+token unless its random number (greedily, two logits) lies within rounding of the border. An int8 cache rounds a key or
+value to either of two numbers.
 
-Rows wait in host memory instead of being prefilled again: a prefill rounds differently, and costs more. 128 KiB a token
-of an 8B model move in 13 us at 20 GB/s; computing them takes 100 us of an A100.
+Rows wait in host memory: a second prefill would round differently, and costs more. 128 KiB a token of an 8B model move
+in 13 us at 20 GB/s; computing them takes 100 us of an A100.
 """
 
 import dataclasses
@@ -31,8 +31,6 @@ from tango_jax.text.tokenizer import PAD_ID
 
 @dataclasses.dataclass
 class _Run:
-    """Sampling of one request, updated in place."""
-
     weights: dict
     request: SampleRequest  # with row arrays
     sampling: SamplingParams
@@ -58,7 +56,6 @@ class ContinuousDriver:
     slot_fns: SlotFns
 
     def sample(self, weights: dict, request: SampleRequest) -> Rollout:
-        """Takes a request with row arrays."""
         # By length, so that a chunk's prompts leave little of their bucket unused.
         order_P = np.argsort([-len(prompt) for prompt in request.prompts], kind="stable")
         row_B = (order_P[:, None] * request.group_size + np.arange(request.group_size)).reshape(-1)
@@ -91,7 +88,7 @@ class ContinuousDriver:
         return Rollout(tokens, logps, is_truncated_B, run.decode_steps, run.row_steps)
 
     def compile_ahead(self, ahead: CompileAhead, weights: dict, group_sizes: Sequence[int]) -> None:
-        """Compile everything that requests with these group sizes can need. Nothing is computed."""
+        """Compiles everything that requests with these group sizes can need. Nothing is computed."""
         driver = dataclasses.replace(
             self,
             prefill_fn=ahead(self.prefill_fn),
@@ -169,7 +166,7 @@ class ContinuousDriver:
                 run.state = self.slot_fns.restore(run.state, cache, _new_rows(run, table, taken))
 
     def _read(self, run: _Run, table: Table, prompt_ZQ: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """bool[B]: rows that have ended, some of `rows` with their first token."""
+        """bool[B]: rows that have ended, some of them with their first token."""
         M, place_P = run.limits.group_size, {int(prompt): place for place, prompt in enumerate(prompt_ZQ.flat)}
         run.started = self.prefill_fn(run.weights, _prompt_batch(run, prompt_ZQ, self.config), run.sampling)
         token_B, logp_B, is_alive_B = jax.device_get(
@@ -205,7 +202,6 @@ class ContinuousDriver:
         return length_B, is_ended_B
 
     def _visit_shapes(self, weights: dict, all_limits: Sequence[Limits], prompt_bucket: int, rows: int) -> None:
-        """Every shape that a batch of `rows` can take, in each cache bucket that holds it."""
         fns, sampling, shards = self.slot_fns, sampling_params(1.0), self.config.row_multiple
         place = fns.cache_sharding
         buckets = [
@@ -234,7 +230,7 @@ class ContinuousDriver:
 
 
 def _rounds(limits: Limits, seats: Iterable[Seat]) -> Iterator[tuple[Seat | None, ...]]:
-    """At most one seat on each shard a round, in the order of shards; None: none there."""
+    """Rounds of at most one seat a shard, in the order of shards; None: no seat there."""
     by_shard = [[] for _ in range(limits.shards)]
     for seat in seats:
         by_shard[seat.shard].append(seat)
@@ -268,7 +264,7 @@ def _no_rows(count: int, slot: int) -> NewRows:
 
 
 def _inserted(limits: Limits, table: Table, seats: Iterable[Seat]) -> list[Seat | None]:
-    """The seats at their rows' places in the chunk that was read last."""
+    """Seats at their rows' places in the last chunk."""
     M, shards = limits.group_size, np.repeat(np.arange(limits.shards), limits.chunk_prompts // limits.shards)
     place_of = {
         (int(z), int(prompt)): place
@@ -292,7 +288,6 @@ def _no_prompts(limits: Limits, prompt_bucket: int) -> PromptBatch:
 
 
 def _prompt_batch(run: _Run, prompt_ZQ: np.ndarray, config: SamplerConfig) -> PromptBatch:
-    """Padded to the bucket of the longest prompt."""
     M, request = run.limits.group_size, run.request
     longest = max(len(request.prompts[index]) for index in prompt_ZQ.flat if index != NONE)
     batch = _no_prompts(run.limits, config.prompt_bucket(longest)).replace(key_data=request.key_data)

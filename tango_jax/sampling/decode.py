@@ -1,8 +1,5 @@
-"""The jitted functions of sampling that run the model: the prompts' pass and the decode loop.
-
-Specialised by shapes alone: P prompts, B rows, prompt bucket, cache bucket. The drivers (`batches.py`, `continuous.py`)
-call them.
-"""
+"""The jitted functions that run the model: the prompts' pass and the decode loop, specialised by shapes alone. The
+drivers (`batches.py`, `continuous.py`) call them."""
 
 import dataclasses
 
@@ -35,11 +32,8 @@ class PromptBatch:
 
 @struct.dataclass
 class DecodeState:
-    """Everything that a decode step reads or writes.
-
-    The suffix and the `out` arrays are rings of S columns. All rows write the same column in a step; a row's entries
-    are those of its last steps. Rows may begin at different steps, so lengths differ.
-    """
+    """What a decode step reads and writes. The suffix and the `out` arrays are rings of S columns: all rows write the
+    same column in a step, and a row's entries are from its last steps. Rows may begin at different steps."""
 
     prefix: kv.Prefix
     suffix: kv.Suffix
@@ -55,7 +49,7 @@ class DecodeState:
 
 @struct.dataclass
 class StartedRows:
-    """Prompts that have been read, and the first token of each of their B = P x M rows."""
+    """The prefix of P prompts, and the first token of each of their B = P x M rows."""
 
     prefix: kv.Prefix
     token_B: jax.Array  # int32
@@ -64,7 +58,7 @@ class StartedRows:
 
 
 def state_specs() -> DecodeState:
-    """On a mesh of `sharding.DECODE_AXES`: rows over devices, heads over tensor groups."""
+    """Rows over devices, heads over tensor groups of `sharding.DECODE_AXES`."""
     rows, heads = PartitionSpec("rows"), PartitionSpec("rows", "tensor")
     arrays = {field.name: rows for field in dataclasses.fields(DecodeState)}
     return DecodeState(
@@ -78,7 +72,7 @@ def state_specs() -> DecodeState:
 
 
 def shardings_of(mesh: Mesh | None, specs: object) -> object:
-    """As NamedShardings; without a mesh None, which leaves the choice to jax."""
+    """NamedShardings; without a mesh None, which leaves the choice to jax."""
     if mesh is None:
         return None
     return jax.tree.map(
@@ -87,11 +81,8 @@ def shardings_of(mesh: Mesh | None, specs: object) -> object:
 
 
 def row_uniforms(key_data: jax.Array, number_B: jax.Array, count: int) -> jax.Array:
-    """float32[B, count]: the random numbers of the rows with these numbers, one for each new token.
-
-    Each row folds its number into the key and draws all at once: neither its batch, its place nor the time changes
-    them.
-    """
+    """float32[B, count]: one number for each new token. Each row folds its number into the key and draws all at once,
+    so neither batch, place nor time changes them."""
     key = jax.random.wrap_key_data(key_data)
     keys_B = jax.vmap(lambda number: jax.random.fold_in(key, number))(number_B)
     return jax.vmap(lambda row_key: jax.random.uniform(row_key, (count,)))(keys_B)
@@ -120,7 +111,7 @@ def _append_token(
 def _goes_on(
     token_B: jax.Array, logp_B: jax.Array, length_B: jax.Array, limit_B: jax.Array, stop_ids: tuple[int, ...]
 ) -> jax.Array:
-    """bool[B]: the newest token, the last of `length_B`, does not end the row."""
+    """bool[B]: the newest token does not end the row."""
     is_stop_B = jnp.zeros(token_B.shape, bool)
     for stop_id in stop_ids:
         is_stop_B |= token_B == stop_id
@@ -130,7 +121,7 @@ def _goes_on(
 def _read_prompts(
     config: ModelConfig, mesh: Mesh | None, weights: dict, batch: PromptBatch
 ) -> tuple[kv.Prefix, jax.Array]:
-    """The prompts' keys and values, and the logits of what follows them: [P, V]."""
+    """Keys and values of the prompts, and the next token's logits [P, V]."""
     P, X = batch.token_PX.shape
     x_PXD = transformer.embed_tokens(config, weights, batch.token_PX)
     rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(X)[None], (P, X)))
@@ -154,10 +145,8 @@ def prefill(
     batch: PromptBatch,
     sampling: SamplingParams,
 ) -> DecodeState:
-    """Run the prompts once, share each among its B/P rows, and sample every row's first token.
-
-    The state has room for `cache_bucket` new tokens, and may be grown to `max_new`.
-    """
+    """Runs the prompts once, shares each among its B/P rows, and samples their first tokens. The state has room for
+    `cache_bucket` new tokens, and may grow to `max_new`."""
     P, B = batch.token_PX.shape[0], batch.limit_B.shape[0]
     prefix, logits_PV = _read_prompts(config, mesh, weights, batch)
     state = DecodeState(
@@ -184,7 +173,7 @@ def start_rows(
     batch: PromptBatch,
     sampling: SamplingParams,
 ) -> StartedRows:
-    """The same pass and first tokens as `prefill`, for rows that enter a state afterwards."""
+    """`prefill` for rows that enter a state afterwards."""
     P, B = batch.token_PX.shape[0], batch.limit_B.shape[0]
     prefix, logits_PV = _read_prompts(config, mesh, weights, batch)
     uniform_B = row_uniforms(batch.key_data, batch.number_B, max_new)[:, 0]
@@ -203,10 +192,8 @@ def decode(
     mesh: Mesh | None = None,
     keeps_all: bool = False,
 ) -> DecodeState:
-    """Sample until a row has filled the cache bucket, or at most `min_alive` (int32[]) rows are alive.
-
-    `keeps_all`: layers with a window keep as many columns as the others, as rows in slots do.
-    """
+    """Samples until a row has filled the cache bucket, or at most `min_alive` (int32[]) rows are alive. With
+    `keeps_all`, as for rows in slots, layers with a window keep as many columns as the others."""
     B, S = state.out_token_BS.shape
     prompt_length_B = jnp.repeat(state.prefix.length_P, B // state.prefix.length_P.shape[0])
 
@@ -256,8 +243,8 @@ def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: DecodeState, keep
 def _masks(
     state: DecodeState, window: int, X: int, S: int, keeps_all: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """For layers with this window (0: none), whose caches have X and S columns: the newest tokens' column, the prefix
-    columns that hold a token, the own columns that a row sees and, with a window, its prefix columns."""
+    """For layers with this window (0: none) and caches of X and S columns: the newest tokens' column, prefix columns
+    that hold a token, own columns that a row sees and, with a window, its prefix columns."""
     column, length_P = (state.step - 1) % S, state.prefix.length_P
     age_S = (column - jnp.arange(S)) % S
     is_own_BS = age_S[None, :] < state.length_B[:, None]

@@ -41,7 +41,7 @@ def check_request(request: SampleRequest, max_prompt: int) -> None:
 
 
 def with_row_arrays(request: SampleRequest, longest: int) -> SampleRequest:
-    """With every row's limit, at most `longest`, and number."""
+    """Gives every row its limit, at most `longest`, and its number."""
     num_rows = len(request.prompts) * request.group_size
     limit_B = np.broadcast_to(longest if request.max_new is None else request.max_new, (num_rows,))
     number_B = np.arange(num_rows) if request.row_numbers is None else np.asarray(request.row_numbers)
@@ -50,7 +50,7 @@ def with_row_arrays(request: SampleRequest, longest: int) -> SampleRequest:
 
 
 def reordered(request: SampleRequest, order_P: np.ndarray, row_B: np.ndarray) -> SampleRequest:
-    """A request with row arrays in another order: `order_P` of prompts, `row_B` of rows."""
+    """Prompts in the order `order_P`, rows in the order `row_B`."""
     prompts = [request.prompts[index] for index in order_P]
     return dataclasses.replace(
         request, prompts=prompts, max_new=request.max_new[row_B], row_numbers=request.row_numbers[row_B]
@@ -58,7 +58,7 @@ def reordered(request: SampleRequest, order_P: np.ndarray, row_B: np.ndarray) ->
 
 
 def pad_request(request: SampleRequest, num_prompts: int, prompt_bucket: int) -> PromptBatch:
-    """Arrays of fixed shape. Rows that only fill the batch may generate nothing."""
+    """Rows that only fill the batch may generate nothing."""
     token_PX = np.full((num_prompts, prompt_bucket), PAD_ID, np.int32)
     length_P = np.ones((num_prompts,), np.int32)
     for p, prompt in enumerate(request.prompts):
@@ -75,7 +75,7 @@ def pad_request(request: SampleRequest, num_prompts: int, prompt_bucket: int) ->
 
 
 def check_finite(logps: Sequence[np.ndarray], temperature: float) -> None:
-    """FloatingPointError: a row has log-probs that are not finite."""
+    """FloatingPointError: log-probs are not finite."""
     broken = [b for b, row in enumerate(logps) if not np.isfinite(row).all()]
     if broken:
         raise FloatingPointError(

@@ -1,5 +1,5 @@
-"""Changes of a decode state's shape: a larger cache, fewer rows. Copies are made layer by layer: one layer, never the
-whole cache, is in memory twice."""
+"""Larger caches and fewer rows of a decode state, copied layer by layer: one layer, not the cache, is in memory
+twice."""
 
 import dataclasses
 import functools
@@ -19,8 +19,6 @@ Layer = tuple[kv.Cached, ...]  # keys and values of a layer
 
 @dataclasses.dataclass(frozen=True)
 class ResizeFns:
-    """Jitted functions of one layer's cache, and of the rest of a state; made by `make_resize_fns`."""
-
     grow_layer: Callable  # (cache bucket, suffix k and v, step) -> suffix k and v
     grow_rest: Callable  # (cache bucket, DecodeState without caches) -> the same
     compact_layer: Callable  # (prefix and suffix k and v, prompt_B, keep_B) -> the same
@@ -28,7 +26,7 @@ class ResizeFns:
     windows: tuple[int, ...] | None  # of each layer, 0 for none, where those that have one keep no more columns
 
     def compile_ahead(self, ahead: CompileAhead) -> "ResizeFns":
-        """Calls then compile, and return shapes."""
+        """Functions that compile when called, and return shapes."""
         names = [field.name for field in dataclasses.fields(self) if field.name != "windows"]
         return dataclasses.replace(self, **{name: ahead(getattr(self, name)) for name in names})
 
@@ -36,8 +34,8 @@ class ResizeFns:
 def make_resize_fns(
     mesh: Mesh | None, has_slots: bool, key_axis: int = -1, windows: tuple[int, ...] | None = None
 ) -> ResizeFns:
-    """`has_slots`: rows began at different steps, so the ring may have wrapped; kept rows stay on their shard, where
-    `keep_B` counts them. Otherwise it counts the whole batch. With slots, `key_axis` is -1 and `windows` None."""
+    """`has_slots`: rows began at different steps, so the ring may have wrapped, and kept rows stay on their shard,
+    where `keep_B` counts them. `key_axis` is then -1 and `windows` None."""
     specs, heads = state_specs(), PartitionSpec("rows", "tensor")
     rest_specs = _without_caches(specs)
     compact_layer, compact_rest = _compact_layer, _compact_rest
@@ -62,7 +60,7 @@ def make_resize_fns(
 
 
 def grow_cache(fns: ResizeFns, state: DecodeState, bucket: int) -> DecodeState:
-    """Room for `bucket` new tokens. The old suffix is deleted."""
+    """Makes room for `bucket` new tokens. The old suffix is deleted."""
     layers = list(zip(state.suffix.k, state.suffix.v, strict=True))
     rest = fns.grow_rest(bucket, _without_caches(state))
     for index, window in enumerate(fns.windows or (0,) * len(layers)):
@@ -74,7 +72,7 @@ def grow_cache(fns: ResizeFns, state: DecodeState, bucket: int) -> DecodeState:
 
 
 def compact_rows(fns: ResizeFns, state: DecodeState, keep_B: np.ndarray) -> DecodeState:
-    """The rows `keep_B` alone, each with a copy of its prompt's cache (P becomes B). The old cache is deleted."""
+    """Keeps the rows `keep_B`, each with a copy of its prompt's cache (P becomes B). The old cache is deleted."""
     # The rows left may form unequal groups, so they cannot share prompts by reshaping.
     prompt_B = keep_B // (state.out_token_BS.shape[0] // state.prefix.length_P.shape[0])
     layers = list(zip(state.prefix.k, state.prefix.v, state.suffix.k, state.suffix.v, strict=True))
@@ -104,7 +102,7 @@ def _grow_layer(key_axis: int, bucket: int, layer: Layer, step: jax.Array) -> La
 
 
 def _grow_ring(bucket: int, layer: Layer, step: jax.Array) -> Layer:
-    """The column that is written next moves to the ring's end before columns are appended."""
+    """Moves the next column to the ring's end before columns are appended."""
     shift = layer[0].shape[-1] - step
     layer = kv.map_columns(lambda x, axis: jnp.roll(x, shift, axis), *layer)
     return kv.append_columns(bucket, *layer)
@@ -119,7 +117,7 @@ def _grow_rest(bucket: int, rest: DecodeState) -> DecodeState:
 
 
 def _grow_ring_rest(bucket: int, rest: DecodeState) -> DecodeState:
-    """What was sampled has been collected: `out` arrays need not move with the cache."""
+    """`out` arrays do not move with the cache: what was sampled has been collected."""
     return _grow_rest(bucket, rest).replace(step=jnp.full((), rest.out_token_BS.shape[1], jnp.int32))
 
 

@@ -1,5 +1,5 @@
-"""Prompts in; sampled token ids and their log-probabilities out. Jitted functions run in consecutive batches
-(`batches.py`) or, with a budget of cached tokens, in one that is refilled as rows end (`continuous.py`)."""
+"""Prompts in; sampled token ids and log-probabilities out, in consecutive batches (`batches.py`) or, with a budget of
+cached tokens, in one that is refilled as rows end (`continuous.py`)."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from tango_jax.sharding.placement import Placement
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """Made by `make_sampler`. `layout` concerns all processes; each calls the rest by itself."""
+    """All processes take part in `layout`; each calls the rest by itself."""
 
     config: SamplerConfig
     placement: Placement | None  # None: the default device alone
@@ -35,18 +35,18 @@ class Sampler:
     driver: BatchDriver | ContinuousDriver  # with the other jitted functions; jax.jit specialises each by shape
 
     def layout(self, weights: dict) -> dict:
-        """The weights as the other methods take them (see decode_layers.split_layers). Call it once per phase."""
+        """Weights as the other methods take them (see decode_layers.split_layers). Call it once per phase."""
         laid_out = self.layout_fn(weights)
         return to_local(self.placement, laid_out) if self.placement else laid_out
 
     def sample(self, weights: dict, request: SampleRequest) -> Rollout:
-        """ValueError: no prompt, an empty or too long one, or a limit below 1. FloatingPointError: logits are not
+        """ValueError: no prompt, an empty or too long one, or a limit below 1. FloatingPointError: logits not
         finite."""
         check_request(request, self.config.prompt_buckets[-1])
         return self.driver.sample(weights, with_row_arrays(request, self.config.cache_buckets[-1]))
 
     def compile_now(self, weights: dict, group_sizes: Sequence[int]) -> None:
-        """Compile everything that requests with these group sizes can need. Nothing is computed."""
+        """Compiles everything that requests with these group sizes can need. Nothing is computed."""
         with CompileAhead() as ahead:
             self.compile_ahead(ahead, weights, group_sizes)
 
@@ -57,11 +57,8 @@ class Sampler:
 def make_sampler(
     model_config: ModelConfig, config: SamplerConfig, stop_ids: tuple[int, ...], placement: Placement | None = None
 ) -> Sampler:
-    """The sampler of one policy; without a placement, on the default device. Several devices split the rows, and row
-    buckets are rounded up to multiples of their number.
-
-    ValueError: `config.cache_tokens` is too small, or the device cannot run the decode attention.
-    """
+    """The sampler of one policy; without a placement, on the default device. Row buckets are rounded up to multiples of
+    the devices. ValueError: `config.cache_tokens` is too small, or the device cannot run the decode attention."""
     # Joined matrices cannot be split over devices.
     join = placement is None or placement.local.shape["tensor"] == 1
     split = functools.partial(decode_layers.split_layers, model_config, join)

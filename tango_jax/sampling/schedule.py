@@ -1,17 +1,13 @@
 """Continuous batching: which rows run next and in what shape, within a budget of cached tokens.
 
-In: where every row stands (`Table`). Out: the next `Action`, and the table after it. Pure functions on the host:
-`continuous.py` carries actions out, `replay` counts them for given lengths.
-
-A batch has slots of S cached new tokens; slots x (prompt bucket + S) is at most `cache_tokens`. The chosen shape runs
-the most rows, with the smallest such cache:
+Pure functions on the host take a `Table` and return the next `Action` and table: `continuous.py` carries actions out,
+`replay` counts them. A batch has slots of S cached new tokens; slots x (prompt bucket + S) is at most `cache_tokens`.
+Each shard (a group of devices, of Z) has R slots. The shape runs the most rows, with the smallest such cache:
 
     - At first many rows run in the first cache bucket. Chunks of prompts are read, and refill slots as rows end.
     - While enough rows wait, a row that fills the bucket leaves its slot; its cache is saved to host memory.
-    - Once more rows could run in the next bucket, the cache grows. The longest saved rows take the free slots.
+    - Once more rows could run in the next bucket, the cache grows. The longest saved rows take free slots, on any shard.
     - When no row waits, the batch shrinks through the row buckets.
-
-Each group of devices (shard, of Z) has R slots. A saved row may be restored on any shard.
 """
 
 import dataclasses
@@ -69,14 +65,14 @@ class Seat(NamedTuple):
 
 
 class Resize(NamedTuple):
-    """Change the batch to this shape; the first time, make it."""
+    """Changes the batch's shape; the first time, makes it."""
 
     shape: Shape
     slot_ZR: np.ndarray  # the slots that stay, in their new order
 
 
 class Save(NamedTuple):
-    """Copy running rows to host memory; their slots become free."""
+    """Copies running rows to host memory; their slots become free."""
 
     seats: tuple[Seat, ...]
 
@@ -86,19 +82,19 @@ class Restore(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Read a chunk of prompts, and sample the first token of their rows."""
+    """Reads a chunk of prompts and samples their rows' first tokens."""
 
     prompt_ZQ: np.ndarray
 
 
 class Insert(NamedTuple):
-    """Put ready rows into free slots."""
+    """Puts ready rows into free slots."""
 
     seats: tuple[Seat, ...]
 
 
 class Decode(NamedTuple):
-    """Sample until a row fills the cache bucket, or at most `min_alive` rows run."""
+    """Samples until a row fills the cache bucket, or at most `min_alive` rows run."""
 
     min_alive: int
 
@@ -134,7 +130,6 @@ def next_action(limits: Limits, table: Table) -> Action | None:
 
 
 def best_shape(limits: Limits, table: Table) -> Shape:
-    """From the present cache bucket on."""
     length_B = np.maximum(1, table.length_B[table.status_B != DONE])  # reading a prompt gives its rows a token
     present = table.shape.cache if table.shape else 0
     rows = [
@@ -146,7 +141,6 @@ def best_shape(limits: Limits, table: Table) -> Shape:
 
 
 def _seats_to_save(limits: Limits, table: Table, shape: Shape) -> tuple[Seat, ...]:
-    """Running rows that are too long for the shape's cache, or too many on their shard."""
     seats = []
     for shard, row_R in enumerate(table.row_ZR):
         slots = np.flatnonzero(row_R != NONE)
@@ -168,12 +162,12 @@ def _slots_to_keep(limits: Limits, table: Table, shape: Shape) -> np.ndarray:
 
 
 def _free_slots(table: Table) -> list[list[tuple[int, int]]]:
-    """For each shard, (shard, slot)."""
+    """(shard, slot) by shard."""
     return [[(z, int(slot)) for slot in np.flatnonzero(row_R == NONE)] for z, row_R in enumerate(table.row_ZR)]
 
 
 def _seats_to_restore(table: Table) -> tuple[Seat, ...]:
-    """Saved rows that fit the cache bucket: the longest first, spread over the shards."""
+    """The longest first, spread over the shards."""
     rows = np.flatnonzero((table.status_B == SAVED) & (table.length_B < table.shape.cache))
     rows = rows[np.argsort(-table.length_B[rows], kind="stable")]
     free = [place for places in itertools.zip_longest(*_free_slots(table)) for place in places if place]
@@ -195,10 +189,8 @@ def _seats_to_insert(limits: Limits, table: Table) -> tuple[Seat, ...]:
 
 
 def _prompts_to_read(limits: Limits, table: Table) -> np.ndarray | None:
-    """int[Z, Q]: the next prompts for shards with free slots and no ready row; None if there are none.
-
-    Other shards read theirs once more: a chunk is one computation on all shards.
-    """
+    """int[Z, Q]: prompts for shards with free slots and no ready row, or None. Other shards read theirs again, because
+    a chunk is one computation on all shards."""
     needing = [
         shard for shard, free in enumerate(_free_slots(table)) if free and not len(_ready_rows(limits, table, shard))
     ]
@@ -216,7 +208,6 @@ def _prompts_to_read(limits: Limits, table: Table) -> np.ndarray | None:
 
 
 def _min_alive(limits: Limits, table: Table) -> int:
-    """How few rows may run before something else is due."""
     alive, level = int((table.row_ZR != NONE).sum()), limits.cache_buckets.index(table.shape.cache)
     is_saved_B = table.status_B == SAVED
     is_left = np.isin(table.status_B, (WAITING, READY)) | (is_saved_B & (table.length_B < table.shape.cache))
@@ -253,7 +244,6 @@ def apply(limits: Limits, table: Table, action: Action) -> Table:
 
 
 def new_rows(limits: Limits, table: Table, prompt_ZQ: np.ndarray) -> np.ndarray:
-    """Rows of these prompts that have not been read before."""
     prompts = prompt_ZQ[prompt_ZQ != NONE]
     rows = (prompts[:, None] * limits.group_size + np.arange(limits.group_size)).reshape(-1)
     return rows[table.status_B[rows] == WAITING]
@@ -267,8 +257,6 @@ def advance(table: Table, length_B: np.ndarray, is_ended_B: np.ndarray) -> Table
 
 
 class Segment(NamedTuple):
-    """Decode steps in one shape."""
-
     shape: Shape
     steps: int
 
@@ -282,7 +270,7 @@ class Replay(NamedTuple):
 
 
 def replay(limits: Limits, length_B: Sequence[int]) -> Replay:
-    """The schedule of rows that end at these lengths, each between 1 and the last cache bucket."""
+    """The schedule of rows that end at these lengths, each from 1 to the last cache bucket."""
     length_B, table = np.asarray(length_B), new_table(limits, len(length_B))
     segments, chunks, saved = [], [], 0
     while (action := next_action(limits, table)) is not None:

@@ -1,7 +1,7 @@
 """The jitted functions of continuous batching that run no model: rows enter and leave a decode state.
 
-A slot is a row of the state, numbered on its shard; a number beyond its slots stands for no row. No shard reads
-another's caches.
+A slot is a row of the state, numbered on its shard; a number beyond them stands for no row. No shard reads another's
+caches.
 """
 
 import dataclasses
@@ -22,8 +22,6 @@ from tango_jax.sampling.decode import DecodeState, StartedRows, row_uniforms, sh
 
 @struct.dataclass
 class NewRows:
-    """Rows that enter a state, without their caches."""
-
     slot_B: np.ndarray  # int32
     token_B: np.ndarray  # int32, the newest token
     length_B: np.ndarray  # int32, new tokens so far
@@ -53,13 +51,13 @@ class SlotFns:
     cache_sharding: jax.sharding.Sharding | None  # of a RowCache
 
     def compile_ahead(self, ahead: CompileAhead) -> "SlotFns":
-        """Calls then compile, and return shapes."""
+        """Functions that compile when called, and return shapes."""
         fns = {name: ahead(getattr(self, name)) for name in ("make_empty", "insert", "save", "restore", "widen")}
         return dataclasses.replace(self, **fns)
 
 
 def make_slot_fns(config: ModelConfig, max_new: int, mesh: Mesh | None) -> SlotFns:
-    """On the mesh, or on the default device; rows have up to `max_new` new tokens."""
+    """Rows have up to `max_new` new tokens."""
     state, of_cache, rows = state_specs(), PartitionSpec(None, "rows", "tensor"), PartitionSpec("rows")
     new_rows = NewRows(**{field.name: rows for field in dataclasses.fields(NewRows)} | {"key_data": PartitionSpec()})
     started = StartedRows(prefix=state.prefix, token_B=rows, logp_B=rows, is_alive_B=rows)
@@ -90,7 +88,6 @@ def make_slot_fns(config: ModelConfig, max_new: int, mesh: Mesh | None) -> SlotF
 
 
 def empty_state(config: ModelConfig, max_new: int, rows: int, prompt_bucket: int, cache_bucket: int) -> DecodeState:
-    """Free slots, each with room for its own prompt."""
     prefix = kv.init_suffix(config, rows, prompt_bucket)
     return DecodeState(
         prefix=kv.Prefix(k=prefix.k, v=prefix.v, length_P=jnp.ones((rows,), jnp.int32)),
@@ -111,7 +108,7 @@ def _put(target: jax.Array, slot_B: jax.Array, rows: jax.Array | float) -> jax.A
 
 
 def _put_rows(max_new: int, state: DecodeState, new: NewRows) -> DecodeState:
-    """All but the caches. Random numbers depend on key and row alone, and are drawn again."""
+    """Everything but the caches. Random numbers depend on key and row alone, and are drawn again."""
     return state.replace(
         prefix=state.prefix.replace(length_P=_put(state.prefix.length_P, new.slot_B, new.prompt_length_B)),
         token_B=_put(state.token_B, new.slot_B, new.token_B),
@@ -123,7 +120,6 @@ def _put_rows(max_new: int, state: DecodeState, new: NewRows) -> DecodeState:
 
 
 def _insert(max_new: int, state: DecodeState, started: StartedRows, new: NewRows) -> DecodeState:
-    """Rows whose prompts have just been read, with no new token in the cache."""
     state = _put_rows(max_new, state, new)
     P, B, width = started.prefix.length_P.shape[0], new.slot_B.shape[0], state.prefix.v[0].shape[-2]
     widened = [kv.append_columns(width, *layer) for layer in zip(started.prefix.k, started.prefix.v, strict=True)]
@@ -143,12 +139,12 @@ def _insert(max_new: int, state: DecodeState, started: StartedRows, new: NewRows
 
 
 def _first_column(state: DecodeState, length: jax.Array) -> jax.Array:
-    """A row's first new token. The newest is not in the cache yet."""
+    """The column of a row's first new token. The newest is not in the cache yet."""
     return (state.step - length) % state.out_token_BS.shape[1]
 
 
 def _save(state: DecodeState, slot_1: jax.Array) -> tuple[jax.Array, RowCache]:
-    """The caches of one row of the shard, and which rows are alive without it."""
+    """One row's caches, and which rows are alive without it."""
     slot = jnp.minimum(slot_1[0], state.length_B.shape[0] - 1)
     first = _first_column(state, state.length_B[slot])
 
@@ -163,7 +159,7 @@ def _save(state: DecodeState, slot_1: jax.Array) -> tuple[jax.Array, RowCache]:
 
 
 def _restore(max_new: int, state: DecodeState, cache: RowCache, new: NewRows) -> DecodeState:
-    """One row on the shard, its new tokens in the columns before the next one."""
+    """The row's new tokens go into the columns before the next one."""
     state = _put_rows(max_new, state, new)
     first = _first_column(state, new.length_B[0])
 
