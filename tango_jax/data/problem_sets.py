@@ -40,17 +40,14 @@ class ProblemSet(NamedTuple):
 
 
 def resolve(source: str | Path) -> tuple[str | Path, str | None]:
-    """Hub id and row format of a name in BENCHMARKS; the format of other sources is not known yet."""
+    """(hub id, row format) of a name in BENCHMARKS; other sources are returned with None."""
     benchmark = BENCHMARKS.get(str(source))
     return (source, None) if benchmark is None else (benchmark.source, benchmark.row_format)
 
 
 def load_problems(source: str | Path, row_format: str | None = None) -> ProblemSet:
-    """Every problem of a file, a hub id (`rows.HUB_FORM`) or a name in BENCHMARKS.
-
-    `row_format`: a name in ROW_FORMATS; by default the first row's keys decide. ValueError: no such source, an invalid
-    row.
-    """
+    """Loads a file, a hub id (`rows.HUB_FORM`) or a name in BENCHMARKS. Without a `row_format` the first row's keys
+    decide. ValueError: no such source, or an invalid row."""
     source, known = resolve(source)
     rows = read_rows(source)
     row_format = row_format or known or detect_format(rows[0].fields)

@@ -1,7 +1,5 @@
-"""ProcessBench: solutions whose first wrong step is known, to evaluate the verifier.
-
-huggingface.co/datasets/Qwen/ProcessBench (arXiv 2412.06559, Apache-2.0): four subsets of 400 to 1,000 rows.
-"""
+"""ProcessBench: solutions whose first wrong step is known, to evaluate the verifier. Four subsets of 400 to 1,000 rows
+of huggingface.co/datasets/Qwen/ProcessBench (arXiv 2412.06559, Apache-2.0)."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -27,12 +25,12 @@ def hub_source(subset: str) -> str:
 
 
 def load_processbench(source: str | Path) -> tuple[ProcessBenchRow, ...]:
-    """Every row of a local file or a hub id. ValueError: no such source, or an invalid row."""
+    """ValueError: no such source, or an invalid row."""
     return tuple(_read(row) for row in read_rows(source))
 
 
 def solution_text(steps: tuple[str, ...]) -> str:
-    """As a generator would write them: each step, unchanged, in a block. The answer is not known."""
+    """As a generator would write it, each step unchanged. The answer is not known."""
     blocks = "\n".join(f"<step>{step}</step>" for step in steps)
     return f"<think>\n{blocks}\n</think>"
 

@@ -14,7 +14,6 @@ Content = tuple[str, str, int]  # question, gold answer, size (see records.Probl
 
 GSM8K_MARK = "####"
 _GROUPED_NUMBER = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-# Columns that hold a part of the problem: text, and what no prompt can show.
 _NEEDED_TEXT = re.compile(
     "options|choices|context|body|passages?|paragraphs?|premises?|article|document|facts|tables?|input"
 )
@@ -39,7 +38,7 @@ def text_of(fields: Fields, key: str, may_be_empty: bool = False) -> str:
 
 
 def encodable(key: str, text: str) -> str:
-    """BadRow for half of a surrogate pair: JSON may hold one, but no tokenizer accepts it."""
+    """BadRow: half of a surrogate pair, which JSON may hold and no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -49,7 +48,7 @@ def encodable(key: str, text: str) -> str:
 
 
 def check_keys(fields: Fields) -> None:
-    """BadRow for two keys that differ only in case: some readers ignore it, and would read just one of them."""
+    """BadRow: two keys differ only in case. Some readers ignore case and would read just one of them."""
     seen: Fields = {}
     for key in fields:
         if (other := seen.setdefault(str(key).lower(), key)) != key:
@@ -57,10 +56,7 @@ def check_keys(fields: Fields) -> None:
 
 
 def refuse_left_out(fields: Fields, place: str = "question") -> None:
-    """BadRow for a non-empty column that a problem needs and that would not reach the prompt.
-
-    `fields` are those that are not read; `place` is the key of the prompt's text.
-    """
+    """BadRow: a non-empty unread column belongs to the problem and would not reach the prompt, the text of `place`."""
     for key, value in fields.items():
         name = str(key).lower()
         if _NEEDED_TEXT.fullmatch(name) and not _is_empty(value):
@@ -71,7 +67,6 @@ def refuse_left_out(fields: Fields, place: str = "question") -> None:
 
 
 def _is_empty(value: Any) -> bool:
-    """Null, NaN, blank text or a collection of nothing else."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -80,7 +75,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def decoded_of(value: Any) -> Any:
-    """Decode a value that some files store as JSON text."""
+    """Decodes a value that some files store as JSON text."""
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
     try:
@@ -90,10 +85,8 @@ def decoded_of(value: Any) -> Any:
 
 
 def answer_text(value: Any) -> str:
-    """A gold answer for the grader: 27 for 27.0, the element of a list of one.
-
-    From a text with GSM8K's `#### n`, n is kept up to its line's end, without commas between digits.
-    """
+    """The grader's form of a gold answer: 27 for 27.0, the element of a list of one. After GSM8K's `####`, the rest of
+    the line counts, without commas between digits."""
     if isinstance(value, (list, tuple)):
         if len(value) != 1:
             raise BadRow(f"the answer is a list of {len(value)}; it must have one element: {shortened(value)}")

@@ -1,7 +1,5 @@
-"""Converts raw rows to problems: one reader per row format, in a table with the kind of grading.
-
-A reader takes a row's fields and returns (question, answer, size), or None for a row of another task.
-"""
+"""Converts raw rows to problems. A reader takes a row's fields and returns (question, answer, size), or None for a row
+of another task."""
 
 import re
 from collections.abc import Callable
@@ -34,7 +32,7 @@ class RowFormat(NamedTuple):
 
 
 def to_problem(row: Row, row_format: str) -> Problem | None:
-    """None: a row of another task, such as code among mathematics. ValueError: a field is missing or invalid."""
+    """None for a row of another task, such as code among mathematics. ValueError: a field is missing or invalid."""
     chosen = ROW_FORMATS[row_format]
     try:
         check_keys(row.fields)
@@ -50,7 +48,7 @@ def to_problem(row: Row, row_format: str) -> Problem | None:
 
 
 def detect_format(fields: Fields) -> str:
-    """The name of the format that the keys indicate; "math" if they indicate no other."""
+    """"math" if the keys indicate no other format."""
     for name, keys in _TELLING_KEYS.items():
         if keys <= fields.keys() and not (name == "cruxeval" and _has_question(fields)):
             return name
@@ -62,7 +60,7 @@ def _has_question(fields: Fields) -> bool:
 
 
 def _read_math(fields: Fields) -> Content:
-    """Keys in any case (`Problem`, `Answer`)."""
+    """Keys may have any case (`Problem`, `Answer`)."""
     fields = {str(key).lower(): value for key, value in fields.items()}
     refuse_left_out(fields)
     question = text_of(fields, "problem" if fields.get("question") is None and "problem" in fields else "question")
@@ -92,7 +90,6 @@ def _read_verl(fields: Fields) -> Content | None:
 
 
 def _read_olympiadbench(fields: Fields) -> Content:
-    """One question of context, question, unit and number of answers; the answer without dollar signs."""
     context, unit = fields.get("context"), fields.get("unit")
     refuse_left_out({key: value for key, value in fields.items() if key != "context" or not isinstance(value, str)})
     parts = [context.strip()] if isinstance(context, str) and context.strip() else []
@@ -120,7 +117,6 @@ _WRAPPINGS = (
 
 
 def strip_wrapping(question: str) -> str:
-    """Remove a known wrapping from a question."""
     question = question.strip()
     for prefix, suffix in _WRAPPINGS:
         prefix, suffix = prefix.strip(), suffix.strip()
@@ -132,7 +128,7 @@ def strip_wrapping(question: str) -> str:
 
 
 def has_system_turn(fields: Fields) -> bool:
-    """Whether the `prompt` is a chat with a system turn that says something; the reader leaves it out."""
+    """Whether the `prompt` has a system turn that says something; the reader leaves it out."""
     prompt = decoded_of(fields.get("prompt"))
     turns = prompt if isinstance(prompt, list) else []
     return any(isinstance(m, dict) and m.get("role") == "system" and str(m.get("content") or "").strip() for m in turns)

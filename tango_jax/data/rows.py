@@ -33,10 +33,8 @@ class Row(NamedTuple):
 
 
 def read_rows(source: str | Path, may_be_empty: bool = False) -> list[Row]:
-    """All rows of a local file or a hub id (`HUB_FORM`), in order.
-
-    ValueError names the file and line: no such file or hub id, a line that is no JSON object, or no rows.
-    """
+    """Reads a local file or a hub id (`HUB_FORM`), in order. ValueError names file and line: no such source, a line
+    that is no JSON object, or no rows."""
     name, paths = _locate(str(source))
     is_hub = str(source).startswith(HUB_PREFIX)
     rows = [row for path in paths for row in _rows_of_file(path, f"{source} ({path.name})" if is_hub else str(path))]
@@ -57,7 +55,7 @@ def _locate(source: str) -> tuple[str, list[Path]]:
 
 
 def _rows_of_file(path: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where, fields) of every row. The content tells the format, not the name."""
+    """Yields (where, fields). The content tells the format, not the name."""
     with open(path, "rb") as file:
         start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.startswith(_PARQUET_MAGIC):
@@ -82,7 +80,7 @@ def _json_lines_rows(path: Path, label: str) -> Iterator[tuple[str, dict[str, An
 
 
 def _refuse_object(line: bytes, path: Path, label: str) -> None:
-    """ValueError if the file is one object over several lines, so that `line` alone is no JSON."""
+    """ValueError: the file is one object over several lines."""
     whole = _json_or_none(path.read_bytes()) if _json_or_none(line) is None else None
     if isinstance(whole, dict):
         raise ValueError(f"{label}: the file is one JSON object with the keys {cut(', '.join(whole))}, not a list of "

@@ -1,8 +1,5 @@
-"""A teacher's solutions: the parts that stage 0 writes as it goes, and its two final files.
-
-`parts/part-00000.jsonl` and so on hold every row. `train.parquet` and `validation.parquet` hold the rows worth
-imitating; stage 1 trains on the former and measures its held-out loss on the latter (`tagged_examples.py`).
-"""
+"""A teacher's solutions: `parts/part-00000.jsonl` and so on hold every row of stage 0; `train.parquet` and
+`validation.parquet` hold the rows worth imitating, for stage 1 and its held-out loss (`tagged_examples.py`)."""
 
 import dataclasses
 import json
@@ -53,7 +50,7 @@ def write_part(path: Path, rows: Sequence[TeacherRow]) -> None:
 
 
 def read_part(path: Path, problems: Sequence[tuple[int, Problem]], samples: int) -> list[TeacherRow] | None:
-    """A part of an earlier run; None if it is absent or damaged. ValueError: it holds solutions to other problems."""
+    """A part of an earlier run, or None if absent or damaged. ValueError: it holds solutions to other problems."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
         rows = [TeacherRow(**json.loads(line)) for line in lines]
@@ -74,28 +71,22 @@ def read_part(path: Path, problems: Sequence[tuple[int, Problem]], samples: int)
 
 
 def keep_rows(rows: Sequence[TeacherRow]) -> Kept:
-    """The rows worth imitating, in order.
-
-    Truncated responses and those without steps or a boxed answer are dropped: stage 1 could not read them.
-    """
+    """Drops truncated responses and those without steps or a boxed answer: stage 1 could not read them."""
     whole = [row for row in rows if not row.is_truncated]
     kept = [row for row in whole if (parsed := parse_solution(row.solution)).steps and parsed.answer is not None]
     return Kept(kept, {"truncated": len(rows) - len(whole), "untagged": len(whole) - len(kept)})
 
 
 def validation_questions(problems: Sequence[Problem], seed: int) -> frozenset[str]:
-    """`question_key` of the questions that are held out.
-
-    Drawn before any filtering, so that no filter moves a problem to the other file. A repeated question is in one file
-    only.
-    """
+    """Keys of held-out questions, drawn before any filtering, so that no filter moves a problem to the other file. A
+    repeated question is in one file only."""
     questions = list(dict.fromkeys(question_key(problem.question) for problem in problems))
     order = np.random.default_rng((seed, _SPLIT_STREAM)).permutation(len(questions))
     return frozenset(questions[index] for index in order[: round(VALIDATION_SHARE * len(questions))])
 
 
 def write_files(workdir: Path, rows: Sequence[TeacherRow], validation: frozenset[str]) -> tuple[int, int]:
-    """Write both files; their numbers of rows."""
+    """Returns the numbers of rows."""
     parts = [[], []]
     for row in rows:
         parts[question_key(row.question) in validation].append(row)

@@ -8,8 +8,8 @@ KINDS = ("math", "string", "python", "choice", "text")
 MAX_CHARS = 1000
 MAX_NESTING = 50
 
-# Full-width letters, digits and signs, which East Asian keyboards write, mean the same as their ASCII forms. NFKC would
-# also turn x² into x2. The wave of 3～5 is left out: it means a range, and `~` is a space in LaTeX.
+# East Asian keyboards write full-width characters. NFKC would also turn x² into x2. The wave of 3～5 is left out: it
+# means a range, and `~` is a space in LaTeX.
 _HALF_WIDTH = {ord("\u3000"): " "} | {code: code - ord("！") + ord("!") for code in range(ord("！"), ord("～"))}
 _UNICODE_MATH = str.maketrans({
     "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "√": r"\sqrt ", "π": r"\pi ", "∞": r"\infty ",
@@ -42,7 +42,6 @@ _IDLE_BLANK = re.compile(r"(?<!\w)\s+|\s+(?!\w)")  # a space between two letters
 _LISTED_THOUSAND = re.compile(r",\s+\d{3}")  # `1, 200` is two numbers, `1,200` is one
 _INTEGER = re.compile(r"[+-]?(?:[0-9]{1,300}|[0-9]{1,3}(?:,[0-9]{3})+)")
 _OPTION = re.compile(r"\(?([a-z])[.):](?:\s.*)?", re.DOTALL)
-# LaTeX around or inside a literal: `\texttt{[1, 2]}`, `\{1: None\}`.
 _TYPEWRITER = re.compile(r"\\(?:text(?:tt|rm|bf)?|math(?:tt|rm))\{(.*)\}", re.DOTALL)
 _ESCAPED = re.compile(r"\\([{}_#%&$])")
 _SAME_CHOICE = {"yes": "true", "no": "false"}
@@ -57,7 +56,6 @@ def number_text(value: float) -> str:
 
 
 def half_width(text: str) -> str:
-    """`１２` becomes `12`."""
     return text.translate(_HALF_WIDTH)
 
 
@@ -67,19 +65,15 @@ def matches_exactly(gold: str, answer: str) -> bool:
 
 
 def matches_choice(gold: str, answer: str) -> bool:
-    """Whether both texts choose one option letter or word, in any case and width: `(B)` and `B. 12`.
-
-    Yes counts as True and No as False: a question that asks for one pair is often answered with the other.
-    """
+    """Whether both choose one option letter or word, in any case and width: `(B)` and `B. 12`. Yes counts as True and
+    No as False, because a question for one pair is often answered with the other."""
     gold_choice, choice = _choice(gold), _choice(answer)
     return choice == gold_choice != ""
 
 
 def matches_python(gold: str, answer: str) -> bool:
-    r"""Equal as strings or as Python literals, which `==` compares, except that a bool never equals a number.
-
-    An answer that is no literal is tried again without LaTeX: `\texttt{...}`, escaped braces, dollar signs.
-    """
+    r"""Whether both are equal strings or Python literals under `==`, except that a bool never equals a number. An
+    answer that is no literal is tried again without LaTeX: `\texttt{...}`, escaped braces, dollar signs."""
     if matches_exactly(gold, answer):
         return True
     if is_too_big(gold) or is_too_big(answer):
@@ -99,7 +93,7 @@ def matches_python(gold: str, answer: str) -> bool:
 
 
 def is_too_big(text: str) -> bool:
-    """Too risky to parse: over 1,000 characters, or brackets nested deeper than 50."""
+    """Whether parsing is too risky."""
     if len(text) > MAX_CHARS:
         return True
     depth = 0
@@ -114,10 +108,8 @@ def is_too_big(text: str) -> bool:
 
 
 def quick_math_match(gold: str, answer: str) -> bool | None:
-    """Compare a tidied pair as text; None if the math library has to decide.
-
-    Bare words are compared as strings: the library multiplies letters, so anagrams would be equal.
-    """
+    """Compares tidied texts; None if the math library has to decide. Bare words are compared as strings, because the
+    library multiplies their letters: anagrams would be equal."""
     if answer == "":
         return False
     if _squeeze(answer) == _squeeze(gold):
@@ -131,8 +123,8 @@ def quick_math_match(gold: str, answer: str) -> bool | None:
 
 
 def tidy_math(text: str) -> str:
-    """Plain LaTeX: without delimiters, spaced digit groups and a final period; symbols and separators in one
-    spelling."""
+    """Plain LaTeX without delimiters, spaced digit groups and a final period; one spelling of symbols and
+    separators."""
     text = half_width(text).strip()
     for opening, closing in _MATH_DELIMITERS:
         inner = text[len(opening) : -len(closing)]
@@ -156,7 +148,6 @@ def _is_separator(text: str, gap: re.Match) -> bool:
 
 
 def _squeeze(text: str) -> str:
-    """Without what changes only the looks."""
     if _LISTED_THOUSAND.search(text):
         return text
     return _IDLE_BLANK.sub("", _LOOKS.sub("", _FRACTION_SIZE.sub(r"\\frac", text)))
@@ -202,7 +193,6 @@ def _same_literal(left: object, right: object) -> bool:
 
 
 def _takes_match(element: object, candidates: list) -> bool:
-    """Remove the first equal candidate; False if there is none."""
     for index, candidate in enumerate(candidates):
         if _same_literal(element, candidate):
             del candidates[index]

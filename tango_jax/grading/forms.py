@@ -49,7 +49,7 @@ _REPLACED = tuple((re.compile(pattern), new) for pattern, new in (
 
 
 def plain(text: str) -> str:
-    """One spelling for each command, separator and bracket."""
+    """Gives each command, separator and bracket one spelling."""
     for pattern, new in _REPLACED:
         text = pattern.sub(new, text)
     return text.strip()
@@ -141,7 +141,7 @@ def _collect(text: str, brackets: str, parts: Sequence[str], may_be_unit: bool) 
 
 
 def _items(text: str, is_in_brackets: bool = False) -> list[str] | None:
-    """Split at the outer commas, and join groups of three digits to one number (rule 3 of `rules.py`)."""
+    """Splits at outer commas, and joins groups of thousands (rule 3 of `rules.py`)."""
     parts = split(text, ",")
     if parts is None:
         return None
@@ -161,7 +161,7 @@ def _items(text: str, is_in_brackets: bool = False) -> list[str] | None:
 
 
 def split(text: str, separator: str) -> list[str] | None:
-    """Split at the separators outside of all brackets; None if the brackets do not match."""
+    """Splits outside of all brackets; None if the brackets do not match."""
     depth, parts, start = 0, [], 0
     for token in _TOKEN.finditer(text):
         kind = token[0]
@@ -178,7 +178,6 @@ def split(text: str, separator: str) -> list[str] | None:
 
 
 def _is_enclosed(text: str) -> bool:
-    """Whether one pair of brackets encloses the text."""
     depth = 0
     for token in _TOKEN.finditer(text):
         depth += (token[0] in _OPENING) - (token[0] in _CLOSING)
@@ -188,7 +187,7 @@ def _is_enclosed(text: str) -> bool:
 
 
 def _both_signs(text: str) -> list[str]:
-    r"""The values of `\pm` and `\mp`: two if there is a `\mp`, else one per choice of signs."""
+    r"""Two values if there is a `\mp`, else one per choice of signs."""
     signs = re.findall(r"\\(?:pm|mp)(?![a-zA-Z])", text)
     if not signs or len(signs) > MAX_SIGNS:
         return [text]

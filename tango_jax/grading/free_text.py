@@ -14,11 +14,8 @@ _NUMBER = re.compile(r"(-?)[$€£]?(\d{0,18}(?:,\d{3}){0,5}(?:\.\d{1,18})?) ?%?
 
 
 def matches_text(gold: str, answer: str) -> bool:
-    """The same words, number, or list in the same order.
-
-    Case, width, a leading article, quotes, dollar and percent signs, a final period and the notation of a number
-    (1,200.0 equals 1200) are ignored. An empty answer matches nothing.
-    """
+    """Whether both are the same words, number, or ordered list. Ignored are case, width, a leading article, quotes,
+    dollar and percent signs, a final period and a number's notation. An empty answer matches nothing."""
     gold_items, items = _items(gold), _items(answer)
     if len(gold_items) != len(items) or not any(items):
         return False

@@ -31,11 +31,9 @@ class GradeReport:
 def grade(text: str, gold: str, kind: str = "math") -> bool:
     """Whether the boxed answer of a response equals the gold answer.
 
-    `kind`: "math" (equal expressions), "string" (equal characters), "python" (equal literals), "choice" (same option)
-    or "text" (same words or numbers, see `free_text.py`).
-
-    ValueError: the kind is unknown, or the gold answer is no number or non-empty string. RuntimeError: no worker
-    starts.
+    Kinds: "math" (equal expressions), "string" (characters), "python" (literals), "choice" (option), "text" (words or
+    numbers, see `free_text.py`). ValueError: an unknown kind, or a gold answer that is no number or non-empty string.
+    RuntimeError: workers cannot start.
     """
     return grade_many([text], [gold], kind).correct[0]
 
@@ -68,8 +66,7 @@ def grade_many(
 
 
 def check_grader(kind: str) -> None:
-    """ValueError: this machine cannot grade this kind. "math" loads the library in a worker, which takes a few
-    seconds."""
+    """ValueError: this machine cannot grade this kind. For "math", a worker loads the library: a few seconds."""
     if kind != "math":
         return
     try:
@@ -83,7 +80,7 @@ def check_grader(kind: str) -> None:
 
 
 def close_pool() -> None:
-    """Stop the workers and clear the cache. The next math answer starts new workers."""
+    """Stops the workers and clears the cache. The next math answer starts new workers."""
     global _shared
     with _shared_lock:
         grader, _shared = _shared, None
@@ -133,17 +130,14 @@ class MathGrader:
 
 
 def answer_of(text: str, text_format: str = "tagged") -> str | None:
-    """The text in the last box of the first <answer> block ("tagged", as in training) or of the whole text ("boxed").
-
-    ValueError: unknown format.
-    """
+    """The last box of the first <answer> block ("tagged", as in training) or of the whole text ("boxed"), or None.
+    ValueError: an unknown format."""
     if text_format not in TEXT_FORMATS:
         raise ValueError(f"grading: unknown text format {text_format!r}; use one of {', '.join(TEXT_FORMATS)}")
     return last_boxed(text) if text_format == "boxed" else parse_solution(text).answer
 
 
 def _pair(text: str, gold: str, text_format: str) -> tuple[str, str] | None:
-    """(gold, answer), or None for a response without an answer."""
     if isinstance(gold, (bool, int, float)):  # JSON numbers, and True or False
         gold = compare.number_text(gold)
     if not isinstance(gold, str) or not gold.strip():
@@ -153,7 +147,7 @@ def _pair(text: str, gold: str, text_format: str) -> tuple[str, str] | None:
 
 
 def _quick_status(gold: str, answer: str) -> str | None:
-    """None: the text alone does not decide. An exact match counts at any length."""
+    """None if the text alone does not decide. An exact match counts at any length."""
     if compare.matches_exactly(gold, answer):
         return "correct"
     if compare.is_too_big(gold) or compare.is_too_big(answer):

@@ -19,7 +19,7 @@ def is_number(text: str) -> bool:
 
 
 def number_of(text: str) -> Decimal | None:
-    """A decimal number, perhaps times a power of ten, else None."""
+    """A decimal number, perhaps times a power of ten; else None."""
     scientific = _SCIENTIFIC.fullmatch(text) or _EXPONENT.fullmatch(text)
     if scientific:
         return Decimal(scientific[1]).scaleb(int(scientific[2]))
@@ -32,8 +32,6 @@ def with_power_of_ten(text: str) -> str:
 
 
 def with_fractions(text: str) -> str:
-    r"""`0.1\overline{6}` becomes `\frac{15}{90}`."""
-
     def fraction(found: re.Match) -> str:
         start, period = found[1] + found[2], found[3]
         numerator = int(start + period) - int(start or "0")
@@ -54,11 +52,10 @@ def is_same_time(gold: str, text: str) -> bool:
 
 
 def is_own_ratio(gold: str, text: str) -> bool:
-    """`4/25` for `4:25`."""
+    """`4/25` is the ratio `4:25`."""
     found = _FRACTION.fullmatch(text)
     return found is not None and gold == f"{found[1] or found[3]}:{found[2] or found[4]}"
 
 
 def is_date(text: str) -> bool:
-    """As `2020-01-05`."""
     return bool(_DATE.fullmatch(text))

@@ -82,7 +82,6 @@ class WorkerPool:
             return batch.replies
 
     def close(self) -> None:
-        """Stop all workers. A later `run` starts new ones."""
         with self._lock:
             for worker in list(self._workers):
                 self._remove(worker)
@@ -177,7 +176,7 @@ class WorkerPool:
             batch.retry(worker.pair, Reply("error", f"worker died with exit code {code}", is_final=False))
 
     def _remove(self, worker: _Worker, grace_s: float = 0.0) -> int:
-        """Returns the exit code. A worker about to exit gets `grace_s` to do so."""
+        """Returns the exit code. A worker about to exit gets `grace_s` for it."""
         self._workers.remove(worker)
         self._selector.unregister(worker.process.stdout)
         try:
@@ -216,8 +215,7 @@ def _num_cpus() -> int:
 
 
 def _import_path() -> list[str]:
-    """The import path for workers. The working folder, which `python -m` puts first, is left out: its files are not the
-    grader's."""
+    """Leaves out the working folder, which `python -m` puts first: its files could shadow the grader's imports."""
     try:
         working_folder = os.getcwd()
     except FileNotFoundError:  # removed meanwhile

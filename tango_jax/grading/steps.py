@@ -54,12 +54,12 @@ def _format_score(answer_block: str | None, num_steps: int, min_steps: int) -> f
 
 
 def clamp_score(score: float) -> float:
-    """To [0, 1], without the rounding error of sums such as 1 - 0.8."""
+    """Removes the rounding error of sums such as 1 - 0.8, too."""
     return round(min(1.0, max(0.0, score)), 10)
 
 
 def find_blocks(text: str, tag: str) -> tuple[tuple[int, int], ...]:
-    """(start, end), tags included, of all `<tag>...</tag>`; each ends at the first closing tag."""
+    """(start, end) of each `<tag>...</tag>`, tags included; a block ends at the first closing tag."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     spans = []
     start = text.find(opening)
@@ -78,13 +78,12 @@ def inner_text(text: str, span: tuple[int, int], tag: str) -> str:
 
 
 def first_block(text: str, tag: str) -> str | None:
-    """The text inside the first closed `<tag>...</tag>`, or None."""
     spans = find_blocks(text, tag)
     return inner_text(text, spans[0], tag) if spans else None
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The text of the balanced `\boxed{}` that starts last, or None; of nested boxes, the innermost."""
+    r"""The content of the balanced `\boxed{}` that starts last, or None; of nested boxes, the innermost."""
     boxes = _closed_boxes(text)
     if not boxes:
         return None
@@ -93,12 +92,11 @@ def last_boxed(text: str) -> str | None:
 
 
 def is_single_box(text: str) -> bool:
-    r"""One balanced, non-empty `\boxed{...}` and nothing else."""
     return (0, len(text)) in _closed_boxes(text) and text != r"\boxed{}"
 
 
 def _closed_boxes(text: str) -> list[tuple[int, int]]:
-    """Spans of all balanced boxes, in the order in which they close."""
+    """Balanced boxes, in the order in which they close."""
     open_groups: list[int | None] = []  # start of a box, or None for a plain group
     boxes = []
     num_open = 0  # number of boxes in `open_groups`

@@ -33,7 +33,7 @@ class ParsedVerification:
 
 
 def parse_verification(text: str, num_steps: int, generator_format_score: float = 1.0) -> ParsedVerification:
-    """`num_steps` and `generator_format_score` are of the solution."""
+    """`num_steps` and `generator_format_score` describe the solution."""
     section = first_block(text, "step_verification")
     spans = () if section is None else find_blocks(section, "step")
     blocks = tuple(inner_text(section, span, "step") for span in spans)
@@ -51,7 +51,7 @@ def parse_verification(text: str, num_steps: int, generator_format_score: float 
 
 
 def why_misaligned(judgements: tuple[bool | None, ...], num_steps: int) -> str:
-    """In words, why the judgements are not one for each step; empty if they are."""
+    """Why there is not one judgement for each step; empty if there is."""
     if len(judgements) != num_steps or num_steps == 0:
         return f"{_counted(len(judgements), 'judgement')} for {_counted(num_steps, 'step')}"
     missing = ", ".join(str(k) for k, judgement in enumerate(judgements, 1) if judgement is None)
@@ -63,7 +63,6 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _judgement(block: str) -> bool | None:
-    """The box that ends the block, or None."""
     tail = block.rstrip()[-32:].removesuffix(".").lower()
     for ending, is_correct in _BOX_ENDINGS.items():
         if tail.endswith(ending):
@@ -96,8 +95,7 @@ def _format_score(
 
 
 def _final_section_start(text: str) -> int | None:
-    """None unless the two sections begin the text and a final section ends it. A second answer may lie between, as in
-    the published code: the first one counts."""
+    """None unless the text has both sections in order. A second answer may lie between, as in the published code."""
     if not text.startswith(_SECTION_OPEN) or not text.endswith(_FINAL_CLOSE):
         return None
     section_end = text.find(_SECTION_CLOSE)

@@ -9,13 +9,12 @@ _PREFIX_BYTES = 4
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """The body's length in four bytes, then the body."""
     body = json.dumps(message).encode("ascii")
     return len(body).to_bytes(_PREFIX_BYTES, "big") + body
 
 
 def take_message(buffer: bytearray) -> dict[str, Any] | None:
-    """Remove and decode the first frame; None while it is incomplete."""
+    """Removes and decodes the first frame; None while it is incomplete."""
     if len(buffer) < _PREFIX_BYTES:
         return None
     end = _PREFIX_BYTES + int.from_bytes(buffer[:_PREFIX_BYTES], "big")
@@ -27,7 +26,7 @@ def take_message(buffer: bytearray) -> dict[str, Any] | None:
 
 
 def read_message(stream: Any) -> dict[str, Any] | None:
-    """The next frame of a blocking stream; None at its end."""
+    """Reads a frame from a blocking stream; None at its end."""
     prefix = stream.read(_PREFIX_BYTES)
     if len(prefix) < _PREFIX_BYTES:
         return None

@@ -42,7 +42,7 @@ def grade_pair(library: Library, gold: str, answer: str, limit_s: int) -> dict[s
 
 
 def _claim_stdout() -> BinaryIO:
-    """Reserve standard output for replies; what libraries print is discarded."""
+    """What libraries print is discarded."""
     replies = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -56,7 +56,7 @@ def _send(replies: BinaryIO, message: dict[str, Any]) -> None:
 
 
 def _limit_memory() -> None:
-    """A hostile power tower then causes a MemoryError here and does not kill the training."""
+    """A hostile power tower raises MemoryError here; it cannot kill the training."""
     import resource
 
     try:
@@ -66,7 +66,7 @@ def _limit_memory() -> None:
 
 
 def _load_library() -> Library:
-    """Load and warm up; the first call builds the grammar. RuntimeError: the library loads but does not work."""
+    """The first call builds the grammar. RuntimeError: the library loads but does not work."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn that its own time limits are off
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, verify
@@ -88,8 +88,7 @@ def _load_library() -> Library:
         return same and ("%" in gold + answer or not (one and other and differ(one[0], other[0])))
 
     def differ(one: Any, other: Any) -> bool:
-        """Exact numbers, tuple entries or interval ends. The library compares to 15 decimals, where small numbers are
-        equal."""
+        """The library compares to 15 decimals, where small numbers are equal."""
         if isinstance(one, (Tuple, Interval)) and type(one) is type(other) and len(one.args) == len(other.args):
             return any(map(differ, one.args, other.args))
         both = (one, other)
@@ -120,10 +119,8 @@ def _on_alarm(signum: int, frame: Any) -> None:
 
 
 def main(limit_s: int, deadline_s: float) -> int:
-    """Serve requests until standard input ends; the exit status.
-
-    `limit_s`: processor seconds for a pair. `deadline_s`: processor seconds until SIGVTALRM ends a worker stuck in C.
-    """
+    """Serves requests until standard input ends. Processor time: `limit_s` for a pair, and `deadline_s` until SIGVTALRM
+    ends a worker stuck in C."""
     replies = _claim_stdout()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which then closes the pool
     signal.signal(signal.SIGPROF, _on_alarm)
