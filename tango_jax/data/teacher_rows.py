@@ -86,7 +86,6 @@ def validation_questions(problems: Sequence[Problem], seed: int) -> frozenset[st
 
 
 def write_files(workdir: Path, rows: Sequence[TeacherRow], validation: frozenset[str]) -> tuple[int, int]:
-    """Returns the numbers of rows."""
     parts = [[], []]
     for row in rows:
         parts[question_key(row.question) in validation].append(row)

@@ -216,7 +216,6 @@ def _is_label(text: str) -> bool:
 
 
 def outer_relations(text: str) -> list[str]:
-    """Relation signs outside of all brackets."""
     depth, found = 0, []
     for token in _TOKEN.finditer(text):
         depth += (token[0] in _OPENING) - (token[0] in _CLOSING)

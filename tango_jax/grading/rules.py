@@ -281,14 +281,12 @@ def _is_solved(form: Form) -> bool:
 
 
 def _is_set(text: str) -> bool:
-    """An interval, inequality, union or other set of numbers."""
     return bool(_ORDER.search(text) or re.search(r"\\(?:cup|cap|infty|mathbb|emptyset|in)(?![a-zA-Z])", text)) or (
         text[:1] in "[(" and text[-1:] in "])" and len(split(text[1:-1], ",") or ()) == 2
     )
 
 
 def _letters(text: str) -> frozenset[str]:
-    """Variables: letters, and Greek letters written as commands."""
     text = _TEXT.sub(" ", text)
     greek = re.findall(
         r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi"

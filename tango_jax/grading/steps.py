@@ -96,7 +96,6 @@ def is_single_box(text: str) -> bool:
 
 
 def _closed_boxes(text: str) -> list[tuple[int, int]]:
-    """Balanced boxes, in the order in which they close."""
     open_groups: list[int | None] = []  # start of a box, or None for a plain group
     boxes = []
     num_open = 0  # number of boxes in `open_groups`

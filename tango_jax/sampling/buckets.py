@@ -19,7 +19,7 @@ class SamplerConfig:
     prompt_buckets: tuple[int, ...]
     cache_buckets: tuple[int, ...]
     row_buckets: tuple[int, ...]
-    # Tokens a group of devices may hold: rows x (prompt bucket + cache bucket). 0: rows are limited by row_buckets alone.
+    # Tokens that a group of devices may hold: rows x (prompt bucket + cache bucket). 0: row_buckets alone limit rows.
     cache_tokens: int = 0
     row_multiple: int = 1  # groups of devices that share the rows of a batch; set by `with_row_multiple`
 

@@ -88,7 +88,6 @@ class ContinuousDriver:
         return Rollout(tokens, logps, is_truncated_B, run.decode_steps, run.row_steps)
 
     def compile_ahead(self, ahead: CompileAhead, weights: dict, group_sizes: Sequence[int]) -> None:
-        """Compiles everything that requests with these group sizes can need. Nothing is computed."""
         driver = dataclasses.replace(
             self,
             prefill_fn=ahead(self.prefill_fn),
@@ -264,7 +263,6 @@ def _no_rows(count: int, slot: int) -> NewRows:
 
 
 def _inserted(limits: Limits, table: Table, seats: Iterable[Seat]) -> list[Seat | None]:
-    """Seats at their rows' places in the last chunk."""
     M, shards = limits.group_size, np.repeat(np.arange(limits.shards), limits.chunk_prompts // limits.shards)
     place_of = {
         (int(z), int(prompt)): place

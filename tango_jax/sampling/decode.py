@@ -111,7 +111,6 @@ def _append_token(
 def _goes_on(
     token_B: jax.Array, logp_B: jax.Array, length_B: jax.Array, limit_B: jax.Array, stop_ids: tuple[int, ...]
 ) -> jax.Array:
-    """bool[B]: the newest token does not end the row."""
     is_stop_B = jnp.zeros(token_B.shape, bool)
     for stop_id in stop_ids:
         is_stop_B |= token_B == stop_id

@@ -50,7 +50,6 @@ def with_row_arrays(request: SampleRequest, longest: int) -> SampleRequest:
 
 
 def reordered(request: SampleRequest, order_P: np.ndarray, row_B: np.ndarray) -> SampleRequest:
-    """Prompts in the order `order_P`, rows in the order `row_B`."""
     prompts = [request.prompts[index] for index in order_P]
     return dataclasses.replace(
         request, prompts=prompts, max_new=request.max_new[row_B], row_numbers=request.row_numbers[row_B]

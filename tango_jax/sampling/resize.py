@@ -26,7 +26,6 @@ class ResizeFns:
     windows: tuple[int, ...] | None  # of each layer, 0 for none, where those that have one keep no more columns
 
     def compile_ahead(self, ahead: CompileAhead) -> "ResizeFns":
-        """Functions that compile when called, and return shapes."""
         names = [field.name for field in dataclasses.fields(self) if field.name != "windows"]
         return dataclasses.replace(self, **{name: ahead(getattr(self, name)) for name in names})
 

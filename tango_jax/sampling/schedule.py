@@ -6,7 +6,7 @@ Each shard (a group of devices, of Z) has R slots. The shape runs the most rows,
 
     - At first many rows run in the first cache bucket. Chunks of prompts are read, and refill slots as rows end.
     - While enough rows wait, a row that fills the bucket leaves its slot; its cache is saved to host memory.
-    - Once more rows could run in the next bucket, the cache grows. The longest saved rows take free slots, on any shard.
+    - Once more rows can run in the next bucket, the cache grows. The longest saved rows take free slots of any shard.
     - When no row waits, the batch shrinks through the row buckets.
 """
 
@@ -162,7 +162,6 @@ def _slots_to_keep(limits: Limits, table: Table, shape: Shape) -> np.ndarray:
 
 
 def _free_slots(table: Table) -> list[list[tuple[int, int]]]:
-    """(shard, slot) by shard."""
     return [[(z, int(slot)) for slot in np.flatnonzero(row_R == NONE)] for z, row_R in enumerate(table.row_ZR)]
 
 

@@ -51,13 +51,11 @@ class SlotFns:
     cache_sharding: jax.sharding.Sharding | None  # of a RowCache
 
     def compile_ahead(self, ahead: CompileAhead) -> "SlotFns":
-        """Functions that compile when called, and return shapes."""
         fns = {name: ahead(getattr(self, name)) for name in ("make_empty", "insert", "save", "restore", "widen")}
         return dataclasses.replace(self, **fns)
 
 
 def make_slot_fns(config: ModelConfig, max_new: int, mesh: Mesh | None) -> SlotFns:
-    """Rows have up to `max_new` new tokens."""
     state, of_cache, rows = state_specs(), PartitionSpec(None, "rows", "tensor"), PartitionSpec("rows")
     new_rows = NewRows(**{field.name: rows for field in dataclasses.fields(NewRows)} | {"key_data": PartitionSpec()})
     started = StartedRows(prefix=state.prefix, token_B=rows, logp_B=rows, is_alive_B=rows)
