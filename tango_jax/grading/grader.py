@@ -1,5 +1,4 @@
-"""Grading of responses. One worker pool and one cache serve the process; the first answer that needs them creates
-both."""
+"""Grading of responses. The process has one worker pool and one cache, created for the first answer that needs them."""
 import atexit
 import os
 import threading
