@@ -1,5 +1,4 @@
-"""Checked access to a raw row's fields. BadRow describes an error; `row_formats.to_problem` adds file, line and
-keys."""
+"""Checked access to a raw row's fields. Errors are BadRow; `row_formats.to_problem` adds file, line and keys."""
 
 import json
 import math

@@ -1,5 +1,4 @@
-"""Converts raw rows to problems. A reader takes a row's fields and returns (question, answer, size), or None for a row
-of another task."""
+"""Converts raw rows to problems. A reader returns (question, answer, size), or None for a row of another task."""
 
 import re
 from collections.abc import Callable

@@ -1,5 +1,4 @@
-"""Reads raw rows from JSONL, a JSON list, parquet, or a dataset on the hub. `row_formats.py` interprets their
-fields."""
+"""Reads raw rows from JSONL, a JSON list, parquet or a hub dataset. `row_formats.py` interprets their fields."""
 
 import codecs
 import json

@@ -123,8 +123,8 @@ def quick_math_match(gold: str, answer: str) -> bool | None:
 
 
 def tidy_math(text: str) -> str:
-    """Plain LaTeX without delimiters, spaced digit groups and a final period; one spelling of symbols and
-    separators."""
+    """Plain LaTeX without delimiters, spaced digit groups and a final period; symbols and separators in one
+    spelling."""
     text = half_width(text).strip()
     for opening, closing in _MATH_DELIMITERS:
         inner = text[len(opening) : -len(closing)]

@@ -236,8 +236,7 @@ def _with_equations(gold: Form) -> Form:
 
 
 def _groups(golds: Sequence[Form], forms: Sequence[Form]) -> list[tuple[list[Form], list[Form]]]:
-    """Rule 2: items by label, if the gold items have different ones. Answers without such a label get those left over,
-    in order."""
+    """Rule 2: items by label, if gold items have different ones. Items without such a label get those left over."""
     names = [_squeezed(gold.label) for gold in golds]
     if len(set(names) - {""}) < 2:
         return [(list(golds), list(forms))]

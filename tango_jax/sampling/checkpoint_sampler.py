@@ -1,5 +1,4 @@
-"""A sampler for any checkpoint, for `sample` and `evaluate`. The run's settings fill in what the command line leaves
-open."""
+"""A sampler for any checkpoint, for `sample` and `evaluate`. Settings missing in the command line come from the run."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -143,7 +142,8 @@ def _placement(source: Source, settings: CheckpointSamplerSettings) -> Placement
 
 
 def _sampler_config(max_prompt: int, max_new: int, rows: int) -> SamplerConfig:
-    """Doubling buckets suit short rows. Compiling many sizes costs more than it saves, so many rows get fewer."""
+    """Doubling buckets: short rows do not pay for long ones. For a few rows of a large model, compiling a size takes
+    longer than it saves: with many rows there are fewer sizes."""
     start = 64 if rows == 1 else 256
     return SamplerConfig(
         prompt_buckets=_doubling_buckets(start, max_prompt),

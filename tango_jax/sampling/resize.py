@@ -1,4 +1,4 @@
-"""Larger caches and fewer rows of a decode state, copied layer by layer: one layer, not the cache, is in memory
+"""Larger caches and fewer rows of a decode state. Caches are copied layer by layer: only one layer is in memory
 twice."""
 
 import dataclasses

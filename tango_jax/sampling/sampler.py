@@ -40,8 +40,8 @@ class Sampler:
         return to_local(self.placement, laid_out) if self.placement else laid_out
 
     def sample(self, weights: dict, request: SampleRequest) -> Rollout:
-        """ValueError: no prompt, an empty or too long one, or a limit below 1. FloatingPointError: logits not
-        finite."""
+        """ValueError: no prompt, an empty or too long one, or a limit below 1. FloatingPointError: infinite or NaN
+        logits."""
         check_request(request, self.config.prompt_buckets[-1])
         return self.driver.sample(weights, with_row_arrays(request, self.config.cache_buckets[-1]))
 
