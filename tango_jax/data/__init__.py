@@ -1,1 +1,1 @@
-"""Datasets: takes files, hub ids and names of known datasets; returns problems, labelled solutions and SFT rows."""
+"""Datasets: problems, labelled solutions and SFT rows from files, hub ids and names of known datasets."""

@@ -1,8 +1,4 @@
-"""Row readers for the evaluation sets outside mathematics.
-
-Takes the fields of a row; returns question, gold answer and size. Each question contains everything that is needed to
-answer it in a form that can be graded: facts, code, a table or choices.
-"""
+"""Row readers for the evaluation sets outside mathematics: facts, code, tables or choices go into the question."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +36,7 @@ def read_strategyqa(fields: Fields) -> Content:
 
 
 def read_tablebench(fields: Fields) -> Content | None:
-    """Read a question with one short answer; return None for rows that ask for an analysis or a chart."""
+    """None for rows that ask for an analysis or a chart."""
     if text_of(fields, "qtype") not in ("NumericalReasoning", "FactChecking"):
         return None
     table = decoded_of(value_of(fields, "table"))
@@ -54,7 +50,6 @@ def read_tablebench(fields: Fields) -> Content | None:
 
 
 def markdown_table(columns: Sequence[Any], lines: Sequence[Sequence[Any]]) -> str:
-    """Format a table as Markdown; bars inside cells are escaped, and line breaks inside cells become spaces."""
     head = [_line(columns), _line(["---"] * len(columns))]
     return "\n".join([*head, *(_line(line) for line in lines)])
 

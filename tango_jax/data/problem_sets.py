@@ -1,8 +1,4 @@
-"""Problem sets of real tasks.
-
-Takes a file, a hub id or the name of a benchmark; returns its problems in the order of its rows. Stage of the loop:
-before the first turn. `tasks/splits.py` then splits them and defines the order in which training reads them.
-"""
+"""Problem sets of real tasks, in the order of their rows. `tasks/splits.py` splits and orders them for training."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +9,7 @@ from tango_jax.records import Problem
 
 
 class Benchmark(NamedTuple):
-    """The location of a well-known dataset on the hub. A local file with the same rows can be used instead."""
+    """A dataset on the hub. A local file with the same rows works, too."""
 
     source: str
     row_format: str
@@ -37,8 +33,6 @@ BENCHMARKS = {
 
 
 class ProblemSet(NamedTuple):
-    """Problems that are graded in the same way."""
-
     problems: tuple[Problem, ...]
     grade_kind: str  # tango_jax.grading.grade's `kind`
     num_other: int = 0  # rows of the source that are no problems of this kind, and repeats of others
@@ -46,20 +40,14 @@ class ProblemSet(NamedTuple):
 
 
 def resolve(source: str | Path) -> tuple[str | Path, str | None]:
-    """The hub id and row format of a name in BENCHMARKS; the format of other sources is not known yet."""
+    """(hub id, row format) of a name in BENCHMARKS; other sources are returned with None."""
     benchmark = BENCHMARKS.get(str(source))
     return (source, None) if benchmark is None else (benchmark.source, benchmark.row_format)
 
 
 def load_problems(source: str | Path, row_format: str | None = None) -> ProblemSet:
-    """Load every problem of a file, a hub id (`rows.HUB_FORM`) or a name in BENCHMARKS, in the order of its rows.
-
-    Args:
-        row_format: a name in ROW_FORMATS; by default it is detected from the keys of the first row.
-
-    Raises:
-        ValueError: the source is missing, or a row is invalid; the message names file, line, keys found and wanted.
-    """
+    """Loads a file, a hub id (`rows.HUB_FORM`) or a name in BENCHMARKS. Without a `row_format` the first row's keys
+    decide. ValueError: no such source, or an invalid row."""
     source, known = resolve(source)
     rows = read_rows(source)
     row_format = row_format or known or detect_format(rows[0].fields)
@@ -74,10 +62,9 @@ def load_problems(source: str | Path, row_format: str | None = None) -> ProblemS
 
 
 def detected_format(source: str) -> str:
-    """The name of the row format of a file, from its first row. Raises ValueError as `read_rows`."""
     return detect_format(read_rows(source)[0].fields)
 
 
 def question_key(question: str) -> str:
-    """Return a key that is equal for questions that differ only in the whitespace between their words."""
+    """Equal for questions that differ only in whitespace."""
     return " ".join(question.split())

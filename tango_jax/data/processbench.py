@@ -1,9 +1,5 @@
-"""ProcessBench, a dataset of solutions whose first wrong step is known.
-
-Takes a file or hub split; returns its rows. It is used to evaluate the verifier, not in the training loop. Source:
-huggingface.co/datasets/Qwen/ProcessBench (arXiv 2412.06559, Apache-2.0), four subsets of 400 to 1,000 rows with the
-fields {id, generator, problem, steps, final_answer_correct, label}.
-"""
+"""ProcessBench: solutions whose first wrong step is known, to evaluate the verifier. Four subsets of 400 to 1,000 rows
+of huggingface.co/datasets/Qwen/ProcessBench (arXiv 2412.06559, Apache-2.0)."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +13,6 @@ NO_ERROR = -1
 
 
 class ProcessBenchRow(NamedTuple):
-    """One solution, divided into steps."""
-
     id: str
     problem: str
     steps: tuple[str, ...]
@@ -31,16 +25,12 @@ def hub_source(subset: str) -> str:
 
 
 def load_processbench(source: str | Path) -> tuple[ProcessBenchRow, ...]:
-    """Load every row of a local file or a hub id, in order.
-
-    Raises:
-        ValueError: the source is missing, or a row is invalid; the message names file, line, keys found and wanted.
-    """
+    """ValueError: no such source, or an invalid row."""
     return tuple(_read(row) for row in read_rows(source))
 
 
 def solution_text(steps: tuple[str, ...]) -> str:
-    """Format steps as a generator would write them: each one, unchanged, in its own block. The answer is not known."""
+    """As a generator would write it, each step unchanged. The answer is not known."""
     blocks = "\n".join(f"<step>{step}</step>" for step in steps)
     return f"<think>\n{blocks}\n</think>"
 

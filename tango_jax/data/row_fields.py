@@ -1,8 +1,4 @@
-"""Checked access to the fields of a raw row, and conversion of gold answers to the form that the grader expects.
-
-Every function raises BadRow with a description of the error; `row_formats.to_problem` adds the file, the line and the
-keys. Stage of the loop: reading datasets, before the first turn.
-"""
+"""Checked access to a raw row's fields. Errors are BadRow; `row_formats.to_problem` adds file, line and keys."""
 
 import json
 import math
@@ -17,7 +13,6 @@ Content = tuple[str, str, int]  # question, gold answer, size (see records.Probl
 
 GSM8K_MARK = "####"
 _GROUPED_NUMBER = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-# Columns that hold a part of the problem wherever they occur: text, and what no prompt can show.
 _NEEDED_TEXT = re.compile(
     "options|choices|context|body|passages?|paragraphs?|premises?|article|document|facts|tables?|input"
 )
@@ -25,7 +20,7 @@ _NEEDED_IMAGE = re.compile(r"(decoded_)?images?(_?\d+)?|pictures?|figures?|diagr
 
 
 class BadRow(Exception):
-    """An error in a row; `to_problem` adds the location of the row."""
+    """An error in a row; `to_problem` adds the row's location."""
 
 
 def value_of(fields: Fields, key: str) -> Any:
@@ -42,7 +37,7 @@ def text_of(fields: Fields, key: str, may_be_empty: bool = False) -> str:
 
 
 def encodable(key: str, text: str) -> str:
-    """Return the text, or raise BadRow for half of a surrogate pair: JSON may hold one, but no tokenizer accepts it."""
+    """BadRow: half of a surrogate pair, which JSON may hold and no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -52,7 +47,7 @@ def encodable(key: str, text: str) -> str:
 
 
 def check_keys(fields: Fields) -> None:
-    """Raise BadRow for two keys that differ only in case: some readers ignore it, and would read just one of them."""
+    """BadRow: two keys differ only in case. Some readers ignore case and would read just one of them."""
     seen: Fields = {}
     for key in fields:
         if (other := seen.setdefault(str(key).lower(), key)) != key:
@@ -60,12 +55,7 @@ def check_keys(fields: Fields) -> None:
 
 
 def refuse_left_out(fields: Fields, place: str = "question") -> None:
-    """Raise BadRow for a column that is not empty, that a problem needs, and that would not reach the prompt.
-
-    Args:
-        fields: those that are not read; the case of their keys is ignored.
-        place: key of the text that the prompt is made of.
-    """
+    """BadRow: a non-empty unread column belongs to the problem and would not reach the prompt, the text of `place`."""
     for key, value in fields.items():
         name = str(key).lower()
         if _NEEDED_TEXT.fullmatch(name) and not _is_empty(value):
@@ -76,7 +66,6 @@ def refuse_left_out(fields: Fields, place: str = "question") -> None:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a value is null, NaN, blank text or a collection of nothing else."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -85,7 +74,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def decoded_of(value: Any) -> Any:
-    """Decode a value that some files store as JSON text; return any other value unchanged."""
+    """Decodes a value that some files store as JSON text."""
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
     try:
@@ -95,11 +84,8 @@ def decoded_of(value: Any) -> Any:
 
 
 def answer_text(value: Any) -> str:
-    """Convert a gold answer to the form that the grader expects.
-
-    27.0 becomes 27, True becomes a word, and a list of one element becomes that element. From a text with GSM8K's
-    `#### n`, only n is kept, without commas between its digits; it ends with its line.
-    """
+    """The grader's form of a gold answer: 27 for 27.0, the element of a list of one. After GSM8K's `####`, the rest of
+    the line counts, without commas between digits."""
     if isinstance(value, (list, tuple)):
         if len(value) != 1:
             raise BadRow(f"the answer is a list of {len(value)}; it must have one element: {shortened(value)}")

@@ -1,9 +1,4 @@
-"""Conversion of raw rows to problems.
-
-There is one small reader per row format, in a table keyed by name that also holds the kind of grading. A reader takes
-the fields of a row and returns (question, answer, size), or None for a row that belongs to another task in the same
-file. Stage of the loop: between reading a data file (`rows.py`) and building a problem set (`problem_sets.py`).
-"""
+"""Converts raw rows to problems. A reader returns (question, answer, size), or None for a row of another task."""
 
 import re
 from collections.abc import Callable
@@ -29,8 +24,6 @@ from tango_jax.records import Problem
 
 
 class RowFormat(NamedTuple):
-    """How to read one kind of row."""
-
     wanted: str  # description of the keys that a row must have, for error messages
     grade_kind: str  # tango_jax.grading.grade's `kind`
     read: Callable[[Fields], Content | None]
@@ -38,11 +31,7 @@ class RowFormat(NamedTuple):
 
 
 def to_problem(row: Row, row_format: str) -> Problem | None:
-    """Return the problem of a row, or None for a row of another task (such as code in a file with mathematics).
-
-    Raises:
-        ValueError: a field is missing or invalid; the message names file, line, the keys found and those wanted.
-    """
+    """None for a row of another task, such as code among mathematics. ValueError: a field is missing or invalid."""
     chosen = ROW_FORMATS[row_format]
     try:
         check_keys(row.fields)
@@ -58,7 +47,7 @@ def to_problem(row: Row, row_format: str) -> Problem | None:
 
 
 def detect_format(fields: Fields) -> str:
-    """Return the name of the format that the keys of a row indicate; "math" if they indicate no other."""
+    """"math" if the keys indicate no other format."""
     for name, keys in _TELLING_KEYS.items():
         if keys <= fields.keys() and not (name == "cruxeval" and _has_question(fields)):
             return name
@@ -66,12 +55,11 @@ def detect_format(fields: Fields) -> str:
 
 
 def _has_question(fields: Fields) -> bool:
-    """Whether a row asks something itself; those of CRUXEval do not."""
     return any(str(key).lower() in ("question", "problem") for key in fields)
 
 
 def _read_math(fields: Fields) -> Content:
-    """Read `question` or `problem`, and `answer`; the case of the keys is ignored (`Problem`, `Answer`)."""
+    """Keys may have any case (`Problem`, `Answer`)."""
     fields = {str(key).lower(): value for key, value in fields.items()}
     refuse_left_out(fields)
     question = text_of(fields, "problem" if fields.get("question") is None and "problem" in fields else "question")
@@ -79,7 +67,7 @@ def _read_math(fields: Fields) -> Content:
 
 
 def _read_gsm8k(fields: Fields) -> Content:
-    """Read a worked answer that ends in `#### n`; the size is its number of lines."""
+    """The size is the worked answer's number of lines."""
     refuse_left_out(fields)
     worked = text_of(fields, "answer")
     if GSM8K_MARK not in worked:
@@ -89,10 +77,6 @@ def _read_gsm8k(fields: Fields) -> Content:
 
 
 def _read_verl(fields: Fields) -> Content | None:
-    """Read the ground truth and the user turn of `prompt`, without wrapping that asks for another answer format.
-
-    Rows whose `ability` is not mathematics belong to another task.
-    """
     ability = fields.get("ability")
     if isinstance(ability, str) and not ability.lower().startswith("math"):
         return None
@@ -105,7 +89,6 @@ def _read_verl(fields: Fields) -> Content | None:
 
 
 def _read_olympiadbench(fields: Fields) -> Content:
-    """Combine context, question, unit and number of answers into one question; remove dollar signs for the grader."""
     context, unit = fields.get("context"), fields.get("unit")
     refuse_left_out({key: value for key, value in fields.items() if key != "context" or not isinstance(value, str)})
     parts = [context.strip()] if isinstance(context, str) and context.strip() else []
@@ -119,7 +102,7 @@ def _read_olympiadbench(fields: Fields) -> Content:
     return "\n".join(parts), re.sub(r"(?<!\\)\$", "", answer).strip() or answer, 0
 
 
-# Instructions that datasets wrap around a question. They are removed because they contradict our prompts' layout.
+# Instructions around a question that contradict our prompts' layout.
 _WRAPPINGS = (
     ("", "\n\nPresent the answer in LaTex format: \\boxed{Your answer}"),  # Eurus-2-RL-Data
     ("", " Let's think step by step and output the final answer after \"####\"."),  # verl's GSM8K
@@ -133,7 +116,6 @@ _WRAPPINGS = (
 
 
 def strip_wrapping(question: str) -> str:
-    """Remove a known wrapping from a question; return other questions unchanged."""
     question = question.strip()
     for prefix, suffix in _WRAPPINGS:
         prefix, suffix = prefix.strip(), suffix.strip()
@@ -145,14 +127,13 @@ def strip_wrapping(question: str) -> str:
 
 
 def has_system_turn(fields: Fields) -> bool:
-    """Whether the `prompt` of a row is a chat with a system turn that says something; the reader leaves it out."""
+    """Whether the `prompt` has a system turn that says something; the reader leaves it out."""
     prompt = decoded_of(fields.get("prompt"))
     turns = prompt if isinstance(prompt, list) else []
     return any(isinstance(m, dict) and m.get("role") == "system" and str(m.get("content") or "").strip() for m in turns)
 
 
 def _user_turn(prompt: Any) -> str:
-    """Return the user message of a chat without other turns but a system's, or the prompt itself if it is a string."""
     if isinstance(prompt, str) and prompt.strip():
         return prompt
     messages = [m for m in prompt if isinstance(m, dict)] if isinstance(prompt, list) else []
@@ -167,7 +148,7 @@ def _user_turn(prompt: Any) -> str:
 
 
 def _level(value: Any) -> int:
-    """Return MATH's difficulty, 1 to 5, from a number or a text such as `Level 3`; 0 if there is none."""
+    """MATH's difficulty, 1 to 5, from a number or `Level 3`; 0 if there is none."""
     digits = re.fullmatch(r"(?:Level )?(\d)", str(value))
     return int(digits[1]) if digits else 0
 

@@ -1,8 +1,4 @@
-"""Reading of raw rows from data files: JSONL, a JSON list, parquet, or a dataset on the hub.
-
-Takes a path or hub id; returns dicts together with their locations. Stage of the loop: before anything else.
-`row_formats.py` interprets the fields of a row.
-"""
+"""Reads raw rows from JSONL, a JSON list, parquet or a hub dataset. `row_formats.py` interprets their fields."""
 
 import codecs
 import json
@@ -22,28 +18,22 @@ ACCEPTED = "JSONL with one object a line, a JSON list of objects, or parquet"
 _HUB = re.compile(
     rf"hub:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>{REVISION}))?(?::(?P<config>[\w.-]+))?/(?P<rest>[\w./-]+)"
 )
-# The hub converts every dataset that it can read to files {config}/{split}/0000.parquet and so on, on this branch. A
-# split is pinned by a commit of this branch, and a file by a commit of the dataset itself.
+# Where the hub keeps each dataset as {config}/{split}/0000.parquet and so on. A commit of this branch pins a split; a
+# commit of the dataset pins a file.
 PARQUET_BRANCH = "refs/convert/parquet"
 _PARQUET_MAGIC = b"PAR1"
 _COMPRESSED_MAGIC = (b"\x1f\x8b", b"PK\x03\x04")  # gzip, zip
 
 
 class Row(NamedTuple):
-    """One raw row."""
-
     where: str  # for error messages: "file.jsonl, line 3"
     id: str  # name of the source / number from 1; unique within the source
     fields: dict[str, Any]
 
 
 def read_rows(source: str | Path, may_be_empty: bool = False) -> list[Row]:
-    """Read all rows of a local file or a hub id (`HUB_FORM`), in order.
-
-    Raises:
-        ValueError: the file does not exist, a line is not a JSON object, there are no rows (unless `may_be_empty`), or
-            the hub id cannot be fetched; the message names the file, the line and what to change.
-    """
+    """Reads a local file or a hub id (`HUB_FORM`), in order. ValueError names file and line: no such source, a line
+    that is no JSON object, or no rows."""
     name, paths = _locate(str(source))
     is_hub = str(source).startswith(HUB_PREFIX)
     rows = [row for path in paths for row in _rows_of_file(path, f"{source} ({path.name})" if is_hub else str(path))]
@@ -53,7 +43,7 @@ def read_rows(source: str | Path, may_be_empty: bool = False) -> list[Row]:
 
 
 def _locate(source: str) -> tuple[str, list[Path]]:
-    """Return (name for problem ids, local files in order)."""
+    """(name for problem ids, local files in order)."""
     if source.startswith(HUB_PREFIX):
         return _download(source)
     path = local_path("data file", source)
@@ -64,7 +54,7 @@ def _locate(source: str) -> tuple[str, list[Path]]:
 
 
 def _rows_of_file(path: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (where, fields) for every row. The format is detected from the file's content, not from its name."""
+    """Yields (where, fields). The content tells the format, not the name."""
     with open(path, "rb") as file:
         start = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.startswith(_PARQUET_MAGIC):
@@ -89,7 +79,7 @@ def _json_lines_rows(path: Path, label: str) -> Iterator[tuple[str, dict[str, An
 
 
 def _refuse_object(line: bytes, path: Path, label: str) -> None:
-    """Raise ValueError if a file is one object that spans several lines, so that `line` alone is not JSON."""
+    """ValueError: the file is one object over several lines."""
     whole = _json_or_none(path.read_bytes()) if _json_or_none(line) is None else None
     if isinstance(whole, dict):
         raise ValueError(f"{label}: the file is one JSON object with the keys {cut(', '.join(whole))}, not a list of "
@@ -140,10 +130,10 @@ def _parse_json(text: bytes, where: str) -> Any:
 
 
 def why_not_json(text: bytes, error: Exception) -> str:
-    """What a file or a line is in place of JSON in UTF-8, and what to do, for the error that reading it raised."""
+    """What the text is in place of JSON in UTF-8, and what to do."""
     if text.startswith(_COMPRESSED_MAGIC):
         return "not JSON but a compressed file: unpack it"
-    # In UTF-16, every second byte of most letters is 0, and the first line may be without a byte-order mark.
+    # In UTF-16, every second byte of most letters is 0; a byte-order mark may be missing.
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 3 * text.count(b"\0") > len(text):
         return "not UTF-8 text but UTF-16: save the file as UTF-8"
     if isinstance(error, UnicodeDecodeError):
@@ -154,7 +144,7 @@ def why_not_json(text: bytes, error: Exception) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a dict from key-value pairs; reject duplicate keys: json.loads would silently keep the last."""
+    """Rejects duplicate keys: json.loads would silently keep the last."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
@@ -170,11 +160,7 @@ def _as_object(value: Any, where: str) -> dict[str, Any]:
 
 
 def check_hub_id(source: str) -> tuple[str, str | None, str]:
-    """Return (dataset, config or None, split or file) of a hub id without contacting the hub.
-
-    Raises:
-        ValueError: `source` is not a hub id.
-    """
+    """(dataset, config or None, split or file), without contacting the hub. ValueError: not a hub id."""
     match = _HUB.fullmatch(source)
     parts = match and (match["repo"], match["config"], match["rest"])
     if match and ".." in (match["revision"] or ""):
@@ -186,7 +172,6 @@ def check_hub_id(source: str) -> tuple[str, str | None, str]:
 
 
 def _download(source: str) -> tuple[str, list[Path]]:
-    """Fetch a split or a file of a hub dataset, or find it in the local cache."""
     repo, config, rest = check_hub_id(source)
     revision = _HUB.fullmatch(source)["revision"]
     is_file = rest.endswith(SUFFIXES)

@@ -1,9 +1,5 @@
-"""Files with the solutions of a teacher: the parts that stage 0 writes as it goes, and its two final files.
-
-Takes the sampled rows, each with its grade. Writes `parts/part-00000.jsonl` and so on with every row, and
-`train.parquet` and `validation.parquet` with the rows worth imitating: stage 1 trains on the former and measures its
-held-out loss on the latter (`tagged_examples.py`).
-"""
+"""A teacher's solutions: `parts/part-00000.jsonl` and so on hold every row of stage 0; `train.parquet` and
+`validation.parquet` hold the rows worth imitating, for stage 1 and its held-out loss (`tagged_examples.py`)."""
 
 import dataclasses
 import json
@@ -27,8 +23,6 @@ _SPLIT_STREAM = 2
 
 @dataclasses.dataclass(frozen=True)
 class TeacherRow:
-    """One solution that was sampled from the teacher."""
-
     number: int  # index of the problem in its file, from 0, counting the problems that were left out
     sample: int  # from 0
     problem_id: str
@@ -43,8 +37,6 @@ class TeacherRow:
 
 
 class Kept(NamedTuple):
-    """The rows that are kept, and how many others were dropped for each reason."""
-
     rows: list[TeacherRow]
     counts: dict[str, int]
 
@@ -54,16 +46,11 @@ def part_path(workdir: Path, shard: int) -> Path:
 
 
 def write_part(path: Path, rows: Sequence[TeacherRow]) -> None:
-    """Write a part atomically: the file is either complete on disk or absent."""
     write_atomically(path, "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows))
 
 
 def read_part(path: Path, problems: Sequence[tuple[int, Problem]], samples: int) -> list[TeacherRow] | None:
-    """Read a part of an earlier run; return None if it does not exist, or is damaged and must be rewritten.
-
-    Raises:
-        ValueError: the part is complete but contains solutions to other problems.
-    """
+    """A part of an earlier run, or None if absent or damaged. ValueError: it holds solutions to other problems."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
         rows = [TeacherRow(**json.loads(line)) for line in lines]
@@ -84,28 +71,21 @@ def read_part(path: Path, problems: Sequence[tuple[int, Problem]], samples: int)
 
 
 def keep_rows(rows: Sequence[TeacherRow]) -> Kept:
-    """Select the rows worth imitating, in order.
-
-    A response that was truncated, or that has no steps or no boxed answer, is never kept: stage 1 could not read it.
-    """
+    """Drops truncated responses and those without steps or a boxed answer: stage 1 could not read them."""
     whole = [row for row in rows if not row.is_truncated]
     kept = [row for row in whole if (parsed := parse_solution(row.solution)).steps and parsed.answer is not None]
     return Kept(kept, {"truncated": len(rows) - len(whole), "untagged": len(whole) - len(kept)})
 
 
 def validation_questions(problems: Sequence[Problem], seed: int) -> frozenset[str]:
-    """Return the `question_key` of the questions that are held out.
-
-    They are drawn before any filtering, so that no filter moves a problem to the other file. A question that occurs
-    twice in the problem file is in only one of the two files.
-    """
+    """Keys of held-out questions, drawn before any filtering, so that no filter moves a problem to the other file. A
+    repeated question is in one file only."""
     questions = list(dict.fromkeys(question_key(problem.question) for problem in problems))
     order = np.random.default_rng((seed, _SPLIT_STREAM)).permutation(len(questions))
     return frozenset(questions[index] for index in order[: round(VALIDATION_SHARE * len(questions))])
 
 
 def write_files(workdir: Path, rows: Sequence[TeacherRow], validation: frozenset[str]) -> tuple[int, int]:
-    """Write both files; return their numbers of rows."""
     parts = [[], []]
     for row in rows:
         parts[question_key(row.question) in validation].append(row)

@@ -1,7 +1,4 @@
-r"""Comparison of an answer with its gold answer where the text alone decides.
-
-Takes two strings; returns True, False or, for kind "math", None if the math library has to decide.
-"""
+"""Compares an answer with its gold answer where the text alone decides."""
 import ast
 import re
 import warnings
@@ -11,8 +8,8 @@ KINDS = ("math", "string", "python", "choice", "text")
 MAX_CHARS = 1000
 MAX_NESTING = 50
 
-# Full-width letters, digits and signs, which East Asian keyboards write, mean the same as their ASCII forms. NFKC would
-# also turn x² into x2. The wave of 3～5 is left out: it means a range, and `~` is a space in LaTeX.
+# East Asian keyboards write full-width characters. NFKC would also turn x² into x2. The wave of 3～5 is left out: it
+# means a range, and `~` is a space in LaTeX.
 _HALF_WIDTH = {ord("\u3000"): " "} | {code: code - ord("！") + ord("!") for code in range(ord("！"), ord("～"))}
 _UNICODE_MATH = str.maketrans({
     "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "√": r"\sqrt ", "π": r"\pi ", "∞": r"\infty ",
@@ -45,7 +42,6 @@ _IDLE_BLANK = re.compile(r"(?<!\w)\s+|\s+(?!\w)")  # a space between two letters
 _LISTED_THOUSAND = re.compile(r",\s+\d{3}")  # `1, 200` is two numbers, `1,200` is one
 _INTEGER = re.compile(r"[+-]?(?:[0-9]{1,300}|[0-9]{1,3}(?:,[0-9]{3})+)")
 _OPTION = re.compile(r"\(?([a-z])[.):](?:\s.*)?", re.DOTALL)
-# LaTeX around or inside a literal: `\texttt{[1, 2]}`, `\{1: None\}`.
 _TYPEWRITER = re.compile(r"\\(?:text(?:tt|rm|bf)?|math(?:tt|rm))\{(.*)\}", re.DOTALL)
 _ESCAPED = re.compile(r"\\([{}_#%&$])")
 _SAME_CHOICE = {"yes": "true", "no": "false"}
@@ -53,38 +49,31 @@ _LITERAL_ERRORS = (ValueError, SyntaxError, TypeError, MemoryError, RecursionErr
 
 
 def number_text(value: float) -> str:
-    """A JSON number as people write it: 27 for 27.0, and 0.00001 for 1e-05. True and False remain words."""
+    """27 for 27.0, and 0.00001 for 1e-05. True and False remain words."""
     if not isinstance(value, float):
         return str(value)
     return str(int(value)) if value.is_integer() else format(Decimal(str(value)), "f")  # "f": without an exponent
 
 
 def half_width(text: str) -> str:
-    """The text with full-width characters in their ASCII form: `１２` becomes `12`."""
     return text.translate(_HALF_WIDTH)
 
 
 def matches_exactly(gold: str, answer: str) -> bool:
-    """Whether two strings are equal up to surrounding whitespace. An empty answer matches nothing."""
+    """Equal up to surrounding whitespace. An empty answer matches nothing."""
     return answer.strip() == gold.strip() != ""
 
 
 def matches_choice(gold: str, answer: str) -> bool:
-    """Whether both texts choose the same option letter or word (True, False, Uncertain) in any case and width.
-
-    `(B)` and `B. 12` both choose B. Yes counts as True and No as False, because a question that asks for one pair is
-    often answered with the other.
-    """
+    """Whether both choose one option letter or word, in any case and width: `(B)` and `B. 12`. Yes counts as True and
+    No as False, because a question for one pair is often answered with the other."""
     gold_choice, choice = _choice(gold), _choice(answer)
     return choice == gold_choice != ""
 
 
 def matches_python(gold: str, answer: str) -> bool:
-    r"""Whether two texts are equal as strings or as Python literals.
-
-    Literals are compared with `==`, like the output of a program (1 equals 1.0), except that a bool never equals a
-    number. An answer that is not a literal is tried again without LaTeX: `\texttt{...}`, escaped braces, dollar signs.
-    """
+    r"""Whether both are equal strings or Python literals under `==`, except that a bool never equals a number. An
+    answer that is no literal is tried again without LaTeX: `\texttt{...}`, escaped braces, dollar signs."""
     if matches_exactly(gold, answer):
         return True
     if is_too_big(gold) or is_too_big(answer):
@@ -104,7 +93,7 @@ def matches_python(gold: str, answer: str) -> bool:
 
 
 def is_too_big(text: str) -> bool:
-    """Whether a text is too risky to parse: over 1,000 characters, or brackets nested deeper than 50."""
+    """Whether parsing is too risky."""
     if len(text) > MAX_CHARS:
         return True
     depth = 0
@@ -119,11 +108,8 @@ def is_too_big(text: str) -> bool:
 
 
 def quick_math_match(gold: str, answer: str) -> bool | None:
-    """Compare a tidied pair (see `tidy_math`) as text; return None if the math library has to decide.
-
-    Bare words are compared as strings, because the library reads a word as a product of letters and considers anagrams
-    equal.
-    """
+    """Compares tidied texts; None if the math library has to decide. Bare words are compared as strings, because the
+    library multiplies their letters: anagrams would be equal."""
     if answer == "":
         return False
     if _squeeze(answer) == _squeeze(gold):
@@ -137,11 +123,8 @@ def quick_math_match(gold: str, answer: str) -> bool | None:
 
 
 def tidy_math(text: str) -> str:
-    """Rewrite an expression in plain LaTeX.
-
-    Removes math delimiters, spacing between groups of digits and a final period, replaces full-width characters by
-    ASCII and Unicode symbols by commands, and writes every comma or semicolon between items in the same way.
-    """
+    """Plain LaTeX without delimiters, spaced digit groups and a final period; symbols and separators in one
+    spelling."""
     text = half_width(text).strip()
     for opening, closing in _MATH_DELIMITERS:
         inner = text[len(opening) : -len(closing)]
@@ -159,20 +142,19 @@ def tidy_math(text: str) -> str:
 
 
 def _is_separator(text: str, gap: re.Match) -> bool:
-    """Whether a quad space stands between two items rather than at an end, beside a comma or before a word."""
+    """Whether the quad space is between two items, not at an end, beside a comma or before a word."""
     before, after = text[: gap.start()], text[gap.end() :]
     return bool(before and after) and before[-1] != "," and not after.startswith((",", r"\text", r"\mbox", r"\mathrm"))
 
 
 def _squeeze(text: str) -> str:
-    """Remove everything that affects only the appearance. Most correct answers then equal their gold answer."""
     if _LISTED_THOUSAND.search(text):
         return text
     return _IDLE_BLANK.sub("", _LOOKS.sub("", _FRACTION_SIZE.sub(r"\\frac", text)))
 
 
 def _bare_word(text: str) -> str | None:
-    """The letters of a text that consists only of words, else None. Case matters only for a single letter."""
+    """The letters of a text of words only, else None. Case matters only for a single letter."""
     text = _TEXT_COMMAND.sub(r"\1", text).strip("*`\"' ").removesuffix(".")
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
@@ -196,7 +178,7 @@ def _choice(text: str) -> str:
 
 
 def _same_literal(left: object, right: object) -> bool:
-    """Compare two literals with `==`, but keep bool and int apart at any depth."""
+    """`==`, with bool and int apart at any depth."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, dict) and isinstance(right, dict):
@@ -211,7 +193,6 @@ def _same_literal(left: object, right: object) -> bool:
 
 
 def _takes_match(element: object, candidates: list) -> bool:
-    """Remove the first candidate that equals the element; return False if there is none."""
     for index, candidate in enumerate(candidates):
         if _same_literal(element, candidate):
             del candidates[index]

@@ -1,5 +1,4 @@
-r"""Divides an answer of kind "math" into its parts: a single value, or items and the brackets around them.
-"""
+"""Divides an answer of kind "math" into its parts: a single value, or items and the brackets around them."""
 import itertools
 import re
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ MAX_SIGNS = 4  # `\pm` signs in one item; each one doubles the number of items
 
 
 class Form(NamedTuple):
-    """One parsed answer: a single value, or items in brackets, in a list without brackets or in a union."""
+    """A single value, or items in brackets, in a list without brackets or in a union."""
 
     text: str  # the value, or the whole text if there are items
     label: str = ""  # the part before `=` or `\in`
@@ -50,7 +49,7 @@ _REPLACED = tuple((re.compile(pattern), new) for pattern, new in (
 
 
 def plain(text: str) -> str:
-    """Rewrite an expression so that each command, separator and bracket has only one spelling."""
+    """Gives each command, separator and bracket one spelling."""
     for pattern, new in _REPLACED:
         text = pattern.sub(new, text)
     return text.strip()
@@ -84,11 +83,7 @@ _NO_UNITS = frozenset(
 
 
 def read(text: str, may_be_unit: bool = False) -> Form | None:
-    """Parse a plain text; return None if an item is empty or the brackets do not match.
-
-    Args:
-        may_be_unit: whether a single letter after a plain number may be a unit.
-    """
+    """Parse a plain text; None if an item is empty or the brackets do not match."""
     text = _without_unit(text.strip(), may_be_unit)
     parts = _items(text)
     if parts is None or not all(part.strip() for part in parts):
@@ -107,7 +102,7 @@ def read(text: str, may_be_unit: bool = False) -> Form | None:
 
 
 def _labelled(text: str, label: str, form: Form) -> Form:
-    """Give a form its label, or each item its own: `(x,y)=(3,4)` is read as `x=3,y=4`."""
+    """`(x,y)=(3,4)` is read as `x=3,y=4`."""
     names = [name.strip() for name in label[1:-1].split(",")] if _NAMES.fullmatch(label) else []
     if form.brackets != "()" or len(names) != len(form.items) or any(item.label for item in form.items):
         return form._replace(label=label)
@@ -116,7 +111,6 @@ def _labelled(text: str, label: str, form: Form) -> Form:
 
 
 def _read_brackets(text: str, may_be_unit: bool) -> Form | None:
-    """Parse a text that is bracketed as a whole, or a single value; one with `\\pm` becomes the list of its values."""
     opening = r"\{" if text.startswith(r"\{") else text[:1]
     closing = r"\}" if text.endswith(r"\}") else text[-1:]
     if opening not in _OPENING or closing not in _CLOSING or not _is_enclosed(text):
@@ -135,7 +129,7 @@ def _read_brackets(text: str, may_be_unit: bool) -> Form | None:
 
 
 def _collect(text: str, brackets: str, parts: Sequence[str], may_be_unit: bool) -> Form | None:
-    """Build a form from several items. An item that is itself a list without brackets (`1 \\pm 2`) adds its items."""
+    r"""An item that is itself a list without brackets (`1 \pm 2`) adds its items."""
     items: list[Form] = []
     for part in parts:
         item = read(part, may_be_unit)
@@ -147,11 +141,7 @@ def _collect(text: str, brackets: str, parts: Sequence[str], may_be_unit: bool) 
 
 
 def _items(text: str, is_in_brackets: bool = False) -> list[str] | None:
-    """Split at the commas outside of all brackets.
-
-    Commas without a space that all separate groups of three digits belong to one number and are removed. Inside
-    brackets they are removed only if a group begins with 0, because a separate item would not.
-    """
+    """Splits at outer commas, and joins groups of thousands (rule 3 of `rules.py`)."""
     parts = split(text, ",")
     if parts is None:
         return None
@@ -171,7 +161,7 @@ def _items(text: str, is_in_brackets: bool = False) -> list[str] | None:
 
 
 def split(text: str, separator: str) -> list[str] | None:
-    """Split at the separators outside of all brackets; return None if the brackets do not match."""
+    """Splits outside of all brackets; None if the brackets do not match."""
     depth, parts, start = 0, [], 0
     for token in _TOKEN.finditer(text):
         kind = token[0]
@@ -188,7 +178,6 @@ def split(text: str, separator: str) -> list[str] | None:
 
 
 def _is_enclosed(text: str) -> bool:
-    """Whether the bracket that opens the text is closed by the bracket that ends it."""
     depth = 0
     for token in _TOKEN.finditer(text):
         depth += (token[0] in _OPENING) - (token[0] in _CLOSING)
@@ -198,7 +187,7 @@ def _is_enclosed(text: str) -> bool:
 
 
 def _both_signs(text: str) -> list[str]:
-    r"""The values that `\pm` and `\mp` stand for: two if there is a `\mp`, else one per choice of signs."""
+    r"""Two values if there is a `\mp`, else one per choice of signs."""
     signs = re.findall(r"\\(?:pm|mp)(?![a-zA-Z])", text)
     if not signs or len(signs) > MAX_SIGNS:
         return [text]
@@ -211,7 +200,7 @@ def _both_signs(text: str) -> list[str]:
 
 
 def _label(text: str) -> tuple[str, str]:
-    """Return (label, rest) if the only relation is an `=` or `\\in` after a label, else ("", text)."""
+    r"""(label, rest) if the only relation is an `=` or `\in` after a label, else ("", text)."""
     for separator in ("=", r"\in"):
         parts = split(text, separator)
         if len(parts) == 2 and parts[1].strip() and len(outer_relations(text)) == 1 and _is_label(parts[0].strip()):
@@ -227,7 +216,6 @@ def _is_label(text: str) -> bool:
 
 
 def outer_relations(text: str) -> list[str]:
-    """The relation signs outside of all brackets."""
     depth, found = 0, []
     for token in _TOKEN.finditer(text):
         depth += (token[0] in _OPENING) - (token[0] in _CLOSING)

@@ -1,7 +1,4 @@
-r"""Comparison of short free-text answers (kind "text"): names, numbers and lists of them.
-
-It is stricter than an overlap metric: words may differ only in formatting, and numbers only in notation.
-"""
+"""Comparison of short free-text answers (kind "text"): names, numbers and ordered lists of them."""
 import re
 import unicodedata
 from decimal import Decimal
@@ -17,11 +14,8 @@ _NUMBER = re.compile(r"(-?)[$€£]?(\d{0,18}(?:,\d{3}){0,5}(?:\.\d{1,18})?) ?%?
 
 
 def matches_text(gold: str, answer: str) -> bool:
-    """Whether both texts are the same words, the same number, or the same list in the same order.
-
-    Case, the width of characters, a leading article, quotes, dollar signs, percent signs and a final period are
-    ignored, and so is the notation of a number (1,200.0 equals 1200). An empty answer matches nothing.
-    """
+    """Whether both are the same words, number, or ordered list. Ignored are case, width, a leading article, quotes,
+    dollar and percent signs, a final period and a number's notation. An empty answer matches nothing."""
     gold_items, items = _items(gold), _items(answer)
     if len(gold_items) != len(items) or not any(items):
         return False

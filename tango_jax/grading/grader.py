@@ -1,8 +1,4 @@
-"""Grading of responses against gold answers.
-
-One pool of worker processes and one cache of results serve the whole process; both are created when the first answer
-needs the math library.
-"""
+"""Grading of responses. The process has one worker pool and one cache, created for the first answer that needs them."""
 import atexit
 import os
 import threading
@@ -34,13 +30,9 @@ class GradeReport:
 def grade(text: str, gold: str, kind: str = "math") -> bool:
     """Whether the boxed answer of a response equals the gold answer.
 
-    Args:
-        kind: "math" (equal expressions), "string" (equal characters), "python" (equal literals), "choice" (same
-            option) or "text" (same words or numbers, see `free_text.py`).
-
-    Raises:
-        ValueError: the kind is unknown, or the gold answer is neither a number nor a non-empty string.
-        RuntimeError: the worker processes of the math library cannot start.
+    Kinds: "math" (equal expressions), "string" (characters), "python" (literals), "choice" (option), "text" (words or
+    numbers, see `free_text.py`). ValueError: an unknown kind, or a gold answer that is no number or non-empty string.
+    RuntimeError: workers cannot start.
     """
     return grade_many([text], [gold], kind).correct[0]
 
@@ -48,10 +40,7 @@ def grade(text: str, gold: str, kind: str = "math") -> bool:
 def grade_many(
     texts: Sequence[str], golds: Sequence[str], kind: str = "math", text_format: str = "tagged"
 ) -> GradeReport:
-    """Grade a batch; equal (gold, answer) pairs are compared only once.
-
-    For kinds and errors, see `grade`; for text formats, see `answer_of`.
-    """
+    """Grade a batch; equal (gold, answer) pairs are compared once. See `grade` for kinds and errors."""
     if len(texts) != len(golds):
         raise ValueError(f"grading: {len(texts)} texts but {len(golds)} gold answers; pass one gold answer per text")
     if kind not in compare.KINDS:
@@ -76,10 +65,7 @@ def grade_many(
 
 
 def check_grader(kind: str) -> None:
-    """Raises ValueError if answers of this kind cannot be graded on this machine; call it before any long work.
-
-    For "math" a worker loads the math library, which may be broken or lack its antlr release: a few seconds.
-    """
+    """ValueError: this machine cannot grade this kind. For "math", a worker loads the library: a few seconds."""
     if kind != "math":
         return
     try:
@@ -93,7 +79,7 @@ def check_grader(kind: str) -> None:
 
 
 def close_pool() -> None:
-    """Stop the worker processes and clear the cache of results. The next math answer starts new workers."""
+    """Stops the workers and clears the cache. The next math answer starts new workers."""
     global _shared
     with _shared_lock:
         grader, _shared = _shared, None
@@ -103,7 +89,7 @@ def close_pool() -> None:
 
 
 class MathGrader:
-    """Grades (gold, answer) pairs from their text if that decides, else with the pool. Final results are cached."""
+    """Grades pairs from their text if that decides, else with the pool. Final results are cached."""
 
     def __init__(self, pool: WorkerPool):
         self.pool = pool
@@ -112,7 +98,7 @@ class MathGrader:
         self._lock = threading.Lock()
 
     def statuses(self, pairs: Sequence[tuple[str, str]]) -> list[str]:
-        """One of correct, wrong, error, timeout or overlong for each (gold, answer) pair."""
+        """correct, wrong, error, timeout or overlong for each (gold, answer) pair."""
         known: dict[tuple[str, str], str] = {}
         asked: dict[tuple[str, str], tuple[str, str]] = {}  # the pair as written -> the pair as tidied for the library
         for pair in dict.fromkeys(pairs):
@@ -143,22 +129,14 @@ class MathGrader:
 
 
 def answer_of(text: str, text_format: str = "tagged") -> str | None:
-    """The answer that a response gives, or None.
-
-    Args:
-        text_format: "tagged", the text in the last box of the first <answer> block, as in training; or "boxed", that in
-            the last box anywhere in the text.
-
-    Raises:
-        ValueError: there is no such format.
-    """
+    """The last box of the first <answer> block ("tagged", as in training) or of the whole text ("boxed"), or None.
+    ValueError: an unknown format."""
     if text_format not in TEXT_FORMATS:
         raise ValueError(f"grading: unknown text format {text_format!r}; use one of {', '.join(TEXT_FORMATS)}")
     return last_boxed(text) if text_format == "boxed" else parse_solution(text).answer
 
 
 def _pair(text: str, gold: str, text_format: str) -> tuple[str, str] | None:
-    """Return (gold, answer) as written, or None for a response without an answer."""
     if isinstance(gold, (bool, int, float)):  # JSON numbers, and True or False
         gold = compare.number_text(gold)
     if not isinstance(gold, str) or not gold.strip():
@@ -168,7 +146,7 @@ def _pair(text: str, gold: str, text_format: str) -> tuple[str, str] | None:
 
 
 def _quick_status(gold: str, answer: str) -> str | None:
-    """The status if the text alone decides it, else None. An exact match counts at any length."""
+    """None if the text alone does not decide. An exact match counts at any length."""
     if compare.matches_exactly(gold, answer):
         return "correct"
     if compare.is_too_big(gold) or compare.is_too_big(answer):
@@ -182,7 +160,6 @@ _shared_lock = threading.Lock()
 
 
 def _shared_grader() -> MathGrader:
-    """The grader of this process. Creating it starts no worker; the pool starts one for its first pair."""
     global _shared
     with _shared_lock:
         if _shared is None or _shared.owner != os.getpid():

@@ -1,7 +1,4 @@
-r"""Notations of a single value: decimal numbers, powers of ten, repeating decimals, times of day and dates.
-
-Takes a plain text without label and unit; returns its value, or None.
-"""
+"""Notations of a single value without label and unit: decimals, powers of ten, repeating decimals, times and dates."""
 import re
 from decimal import Decimal
 
@@ -18,12 +15,11 @@ _DATE = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])")
 
 
 def is_number(text: str) -> bool:
-    """Whether the text is a decimal number and nothing else."""
     return bool(_NUMBER.fullmatch(text))
 
 
 def number_of(text: str) -> Decimal | None:
-    """The value of a decimal number, optionally times a power of ten, else None."""
+    """A decimal number, perhaps times a power of ten; else None."""
     scientific = _SCIENTIFIC.fullmatch(text) or _EXPONENT.fullmatch(text)
     if scientific:
         return Decimal(scientific[1]).scaleb(int(scientific[2]))
@@ -31,13 +27,11 @@ def number_of(text: str) -> Decimal | None:
 
 
 def with_power_of_ten(text: str) -> str:
-    r"""Write `3e5` as `3 \times 10^{5}`, because the library would read a product with Euler's number."""
+    r"""`3e5` as `3 \times 10^{5}`: the library would multiply by Euler's number."""
     return _EXPONENT.sub(r"\1 \\times 10^{\2}", text) if _EXPONENT.fullmatch(text) else text
 
 
 def with_fractions(text: str) -> str:
-    r"""Write repeating decimals as fractions, `0.1\overline{6}` as `\frac{15}{90}`."""
-
     def fraction(found: re.Match) -> str:
         start, period = found[1] + found[2], found[3]
         numerator = int(start + period) - int(start or "0")
@@ -47,23 +41,21 @@ def with_fractions(text: str) -> str:
 
 
 def clock(text: str) -> tuple[int, int, str] | None:
-    """Return hour, minute and "a", "p" or "" of a time such as `4:30` or `04:30 p.m.`, else None."""
+    """(hour, minute, "a", "p" or "") of `4:30` or `04:30 p.m.`, else None."""
     found = _CLOCK.fullmatch(text)
     return None if found is None else (int(found[1]), int(found[2]), (found[3] or "").lower())
 
 
 def is_same_time(gold: str, text: str) -> bool:
-    """Whether a text is the time of the gold answer, with "a.m." or "p.m." if and only if that has it."""
     time = clock(gold)
     return time is not None and time == clock(text)
 
 
 def is_own_ratio(gold: str, text: str) -> bool:
-    """Whether a text is the fraction of the two numbers of the gold answer, such as `4/25` of `4:25`."""
+    """`4/25` is the ratio `4:25`."""
     found = _FRACTION.fullmatch(text)
     return found is not None and gold == f"{found[1] or found[3]}:{found[2] or found[4]}"
 
 
 def is_date(text: str) -> bool:
-    """Whether the text is a date such as `2020-01-05`."""
     return bool(_DATE.fullmatch(text))

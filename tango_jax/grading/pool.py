@@ -1,11 +1,9 @@
-"""A pool of worker processes that compare answers with the math library.
+"""Worker processes that compare answers with the math library.
 
-Workers are fresh interpreters that live until `close`: forking a process that runs jax deadlocks, and starting a new
-process per answer costs a second.
-
-Rewards must not depend on the load of the machine, so time limits count the processor time of the worker. `limit_s`
-interrupts Python code; `deadline_s` ends a worker that is stuck in C code such as 9**9**9. After STALL_FACTOR deadlines
-of wall-clock time without a reply, a worker is replaced. A pair that ran out of time is retried once, after the others.
+Workers are fresh interpreters that live until `close`: forking a process that runs jax deadlocks, and a new process per
+answer costs a second. Rewards must not depend on the machine's load, so limits count a worker's processor time.
+`limit_s` interrupts Python; `deadline_s` ends a worker stuck in C, as in 9**9**9. After STALL_FACTOR deadlines of
+wall-clock time without a reply, a worker is replaced.
 """
 import os
 import selectors
@@ -32,8 +30,6 @@ DEFAULT_MAX_WORKERS = 4
 
 
 class Reply(NamedTuple):
-    """The result of one pair."""
-
     status: str  # correct, wrong, timeout or error
     detail: str = ""
     is_final: bool = True  # False for a timeout or a worker that was killed from outside: a later try may differ
@@ -49,13 +45,13 @@ class _Worker:
 
 
 class WorkerPool:
-    """Up to `size` workers, started on demand. The pool is thread-safe: it runs one batch at a time."""
+    """Up to `size` workers, started on demand. Thread-safe: it runs one batch at a time."""
 
     def __init__(
         self, size: int | None = None, limit_s: int = LIMIT_S, deadline_s: float = DEADLINE_S,
         stall_s: float | None = None,
     ):  # fmt: skip
-        """No worker is started yet. `limit_s` and `deadline_s` are processor time, `stall_s` is wall-clock time."""
+        """`limit_s` and `deadline_s` are processor time, `stall_s` is wall-clock time."""
         self.size = min(DEFAULT_MAX_WORKERS, _num_cpus()) if size is None else size
         if self.size < 1 or int(limit_s) != limit_s or not 0 < limit_s < deadline_s:
             raise ValueError(
@@ -70,7 +66,7 @@ class WorkerPool:
         self._lock = threading.Lock()
 
     def run(self, pairs: Sequence[tuple[str, str]]) -> list[Reply]:
-        """One reply per (gold, answer) pair. Raises RuntimeError with the reason if workers cannot start."""
+        """One reply per (gold, answer) pair. RuntimeError: workers cannot start."""
         with self._lock:
             batch = _Batch(pairs)
             try:
@@ -80,13 +76,12 @@ class WorkerPool:
                     self._collect(batch)
                     self._expire(batch)
             finally:
-                # Workers are still busy only after an interrupted batch; a late reply must not reach the next batch.
+                # Busy only after an interrupted batch; a late reply must not reach the next one.
                 for worker in [worker for worker in self._workers if worker.pair is not None]:
                     self._remove(worker)
             return batch.replies
 
     def close(self) -> None:
-        """Stop all workers. A later `run` starts new ones."""
         with self._lock:
             for worker in list(self._workers):
                 self._remove(worker)
@@ -125,7 +120,6 @@ class WorkerPool:
                     self._remove(worker)
 
     def _collect(self, batch: "_Batch") -> None:
-        """Wait for the next reply or deadline, then process the messages that have arrived."""
         waiting = [worker.deadline for worker in self._workers if worker.pair is not None or not worker.is_ready]
         if not waiting:
             return
@@ -167,7 +161,6 @@ class WorkerPool:
                 self._remove(worker)
 
     def _handle_exit(self, worker: _Worker, batch: "_Batch") -> None:
-        """Retry the pair of a worker that has ended; give up if workers repeatedly fail to start."""
         code = self._remove(worker, grace_s=1.0)
         if not worker.is_ready:
             self._failed_starts += 1
@@ -183,7 +176,7 @@ class WorkerPool:
             batch.retry(worker.pair, Reply("error", f"worker died with exit code {code}", is_final=False))
 
     def _remove(self, worker: _Worker, grace_s: float = 0.0) -> int:
-        """Stop and remove a worker; return its exit code. A worker that is about to exit gets `grace_s` to do so."""
+        """Returns the exit code. A worker about to exit gets `grace_s` for it."""
         self._workers.remove(worker)
         self._selector.unregister(worker.process.stdout)
         try:
@@ -197,8 +190,6 @@ class WorkerPool:
 
 
 class _Batch:
-    """The pairs of one `run`, the queue of those still to be handed out, and the replies so far."""
-
     def __init__(self, pairs: Sequence[tuple[str, str]]):
         self.pairs = pairs
         self.queue = deque(range(len(pairs)))
@@ -220,15 +211,11 @@ class _Batch:
 
 
 def _num_cpus() -> int:
-    """The number of CPUs that this process may use; a cluster job rarely has the whole machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _import_path() -> list[str]:
-    """The import path of this process, which its workers search after the standard library.
-
-    The working folder, which `python -m` puts first, is left out: its files belong to the user, not to the grader.
-    """
+    """Leaves out the working folder, which `python -m` puts first: its files could shadow the grader's imports."""
     try:
         working_folder = os.getcwd()
     except FileNotFoundError:  # removed meanwhile

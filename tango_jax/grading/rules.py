@@ -1,55 +1,41 @@
-r"""Rules for the form that an answer must have before the math library compares it with its gold answer.
+r"""Rules for the form of an answer, applied before the math library compares it with its gold answer.
 
-The math library alone is too lenient for a reward: it drops text that it cannot parse and takes the last member of a
-chain, so a policy trained on it learns to write `x=8=7` or `7 \text{ apples and 8 pears}`. An answer is parsed into its
-parts, and the library compares only single values, relations and matrices. Whatever the gold answer contains is also
-allowed in the answer. The rules are:
+The library alone is too lenient for a reward: it drops what it cannot parse and takes the last member of a chain, so a
+policy learns to write `x=8=7` or `7 \text{ apples and 8 pears}`. Here an answer is parsed into parts, and the library
+compares only single values, relations and matrices. Whatever the gold answer contains is allowed in the answer.
 
-1. One answer has one candidate. Items are separated by `,`, `;`, `\quad`, "and" and "or" (words, `\text`, `\land`,
-   `\lor`), and `\pm` turns one item into two. An answer must have as many items as its gold answer, repetitions
-   included: if the gold answer is 7, then `7,7`, `7 or 8`, `\{7,7\}`, `[7,7]`, `(7,7)` and `\pm 7` are all wrong.
-   Brackets around a single item, `(7)` or `\{7\}`, change nothing.
+1. One answer has one candidate. `,`, `;`, `\quad`, "and" and "or" (words, `\text`, `\land`, `\lor`) separate items, and
+   `\pm` makes two. The numbers of items must be equal: for 7, `7,7`, `7 or 8`, `\{7,7\}`, `[7,7]` and `\pm 7` are
+   wrong. Brackets around one item change nothing.
 2. Lists without brackets and sets are unordered; tuples and intervals are ordered. A list or set may stand for a tuple
-   or an open interval, and a list in any brackets for a list. Otherwise brackets must be equal: `[1,2)` is not `[1,2]`.
-   Items of a gold answer with different labels are told apart by them: `x=3, y=4` equals `y=4, x=3` and, since an
-   answer without labels is in the order of the gold answer, `(3,4)`, but neither `4,3` nor `\{4,3\}`. `(x,y)=(3,4)`
-   is read as `x=3, y=4`.
-3. Thousands are groups of three digits after the first 1 to 3 digits, separated by `{,}`, `,\!`, a space or a thin
-   space (see `tidy_math`), or by commas without a space. Directly inside brackets such a comma separates items, unless
-   a group begins with 0: `(5,120)` is a pair, `(5,020)` a number. A comma with a space always separates items. `3e5`
-   and `3E5` are numbers, too, but not within an expression.
-4. There is at most one relation. An answer may begin with a label and `=` or `\in`. A label consists of letters,
-   symbols and words; it has no digit outside of indices and arguments and no leading sign (`x=`, `f(2)=`, `f^{-1}(x)=`,
-   `AB+BC=`, `\text{Area}=`; not `8=`, `8x=`, `-x=`). A gold answer is an equation, and not a value with a label, if its
-   left side is a sum in x, y or z (`x^2+y^2=4`, `x+y=3`), or a power or a sum with letters on the right (`y^2=8x`).
-   Chains (`x=8=7`), inequalities and equations without a label need a gold answer of the same kind, except that
-   inequalities and intervals or unions may stand for each other. If the labels differ, the library decides (x=5 is not
-   y=5), except that y may stand for a function of x such as f(x). `\sqrt{2} \approx 1.41` counts as its first member if
-   the second, a decimal number, is within 1 %.
-5. Units are ignored: currency signs, and words without a digit after a number, in `\text` or from a list of common
-   units, optionally with a power. The words must not include "and", "or", "not" or a number word, and the answer must
-   contain no other text. `7\%` and `50\%` equal 7 and 0.5, as in the library, and `62.5\%` equals 62.5, too; degrees
-   equal their number.
-6. Variables are those of the gold answer (and e and i). An extra letter is not taken for a unit, except for a common
-   one (m, s, g, h, l) directly after a plain number when the gold answer has no letters.
-7. Commands are limited to ordinary expressions: fractions, roots, powers, logarithms, trigonometry, binomials, rounding
-   brackets. Sums, products over an index, integrals, limits, derivatives, gcd, max, min, mod and determinants are
-   rejected because they restate the question, and `\phantom`, `\boxed`, `\tag` and the like because they hide
-   something; `\cup`, `\infty` and `\mathbb` are allowed only for sets.
-8. Characters other than letters, digits and ordinary signs are rejected, because the library would drop them: `7 @ 8`,
-   `7α`. Two numbers separated only by a space, a percent sign with anything after it, and an empty item are, too.
+   or an open interval, and a list in any brackets for a list. Other brackets must be equal: `[1,2)` is not `[1,2]`.
+   Labels tell items apart: `x=3, y=4` equals `y=4, x=3` and `(3,4)`, but not `4,3`. `(x,y)=(3,4)` is `x=3, y=4`.
+3. Groups of thousands are separated by `{,}`, `,\!`, a space, a thin space, or a comma without a space. Directly inside
+   brackets such a comma separates items, unless a group begins with 0: `(5,120)` is a pair, `(5,020)` a number. A comma
+   with a space separates items. `3e5` and `3E5` are numbers, except within an expression.
+4. There is at most one relation. A label before `=` or `\in` has letters, symbols and words, no digit outside of
+   indices and arguments, and no leading sign (`f(2)=`, `AB+BC=`, `\text{Area}=`; not `8=`, `8x=`, `-x=`). A gold answer
+   is an equation, without a label, if its left side is a sum in x, y or z (`x^2+y^2=4`), or a power or sum with
+   letters on the right (`y^2=8x`). Chains, inequalities and equations need a gold answer of the same kind; inequalities
+   and intervals or unions may stand for each other. If labels differ, the library decides, but y may stand for f(x).
+   `\sqrt{2} \approx 1.41` counts as its first member if the decimal is within 1 %.
+5. Units are ignored: currency signs, and words after a number in `\text` or from a list, perhaps with a power; not
+   "and", "or", "not" or a number word. `50\%` equals 50 and 0.5; degrees equal their number.
+6. Variables are those of the gold answer, e and i. An extra letter is no unit, except m, s, g, h or l directly after a
+   plain number when the gold answer has no letters.
+7. Only ordinary commands are allowed: fractions, roots, powers, logarithms, trigonometry, binomials, rounding brackets.
+   Sums, integrals, limits, gcd, max, mod and the like restate the question; `\phantom`, `\boxed` and `\tag` hide text.
+   `\cup`, `\infty` and `\mathbb` are for sets.
+8. Characters that the library would drop are rejected (`7 @ 8`, `7α`), and so are two numbers separated by a space
+   alone, anything after a percent sign, and an empty item.
 9. A base is part of the number: 52_8 is not 52_9. A number without one has the base of the gold answer; 7_{10} is 7.
-10. Decimal numbers must agree to a relative 1e-6, because the library rounds to six decimals regardless of magnitude. A
-   number with decimals and an exact number without unknowns are equal if they agree to 2e-6, so that six digits of a
-   third (0.333333) or of pi (3.14159) are enough.
-11. A gold answer such as `4:30`, without spaces and with 00 to 59 after the colon, is a time of day, and one such as
-   `2020-01-05` is a date. They are compared as text and not as a ratio or a difference; only a leading zero of the hour
-   may be left out. "a.m." and "p.m." are part of a time and may be neither left out nor added, because `4:30` alone may
-   be either of them, or a ratio. `3:2` and `16 : 10` are ratios. `4:25` could be both and counts as a time: a ratio is
-   mostly answered as it is written, but half of a time is another time. The fraction `4/25` is right, too.
-12. A repeating decimal is its fraction: `0.1\overline{6}` equals `\frac16`. The reverse is wrong, because whoever has a
-   repeating decimal as the gold answer asks for one.
-13. The letter of an option may stand before a value, as in `\textbf{(C)}\ 12`, if the gold answer has no such letter.
+10. Decimal numbers must agree to a relative 1e-6: the library rounds to six decimals at any magnitude. A decimal and an
+   exact number without unknowns must agree to 2e-6, so that 0.333333 is a third.
+11. Gold answers such as `4:30` (no spaces, 00 to 59) are times of day, and `2020-01-05` is a date. They are compared as
+   text, except for a leading zero of the hour. "a.m." and "p.m." must be equal. `3:2` and `16 : 10` are ratios. `4:25`
+   could be both and counts as a time; the fraction `4/25` is right, too.
+12. A repeating decimal is its fraction: `0.1\overline{6}` equals `\frac16`. The reverse is wrong.
+13. An option's letter may precede a value, as in `\textbf{(C)}\ 12`, if the gold answer has no such letter.
 """
 import itertools
 import re
@@ -147,7 +133,6 @@ class _Comparison(NamedTuple):
         return is_ordered and all(itertools.starmap(self.is_equal, zip(gold.items, form.items, strict=True)))
 
     def _match(self, golds: Sequence[Form], forms: Sequence[Form]) -> bool:
-        """Whether the items match one to one, in any order among those that `_groups` puts together."""
         return all(itertools.starmap(self._match_group, _groups(golds, forms)))
 
     def _match_group(self, golds: Sequence[Form], forms: Sequence[Form]) -> bool:
@@ -161,7 +146,7 @@ class _Comparison(NamedTuple):
         return True
 
     def _is_rewritten_set(self, gold: Form, form: Form) -> bool:
-        """Whether the answer writes the gold set differently: as a solved inequality, or with set operations."""
+        """Whether the answer is the gold set as a solved inequality or with set operations."""
         is_range, is_gold_range = _is_solved(form), _is_solved(gold)
         if not (_is_set(gold.text) and (is_range or _is_set(form.text))):
             return False
@@ -220,7 +205,7 @@ class _Comparison(NamedTuple):
         return self._is_value(gold, exact) and self.library.is_near(exact, decimal, APPROXIMATION)
 
     def _may_be_read(self, gold: str, text: str, is_relation: bool) -> bool:
-        """Check rules 6 to 8 for a value or a whole text before the library reads it."""
+        """Rules 6 to 8."""
         allowed = _ALLOWED | set(_COMMAND.findall(gold))
         if _is_set(gold):
             allowed |= _SET_COMMANDS
@@ -241,8 +226,7 @@ class _Comparison(NamedTuple):
 
 
 def _with_equations(gold: Form) -> Form:
-    """The same, where a left side such as that of `x^2 + y^2 = 4` is no label: the equation itself is the answer. It is
-    one with a sum in x, y or z on the left, or with a power or sum on the left and letters on the right."""
+    """Rule 4: where the left side is no label (`x^2 + y^2 = 4`), the whole equation is the answer."""
     if gold.items:
         return gold._replace(items=tuple(map(_with_equations, gold.items)))
     label = _INDEX_OR_CALL.sub("", gold.label)
@@ -252,9 +236,7 @@ def _with_equations(gold: Form) -> Form:
 
 
 def _groups(golds: Sequence[Form], forms: Sequence[Form]) -> list[tuple[list[Form], list[Form]]]:
-    """Divide the items into groups, so that only those of one group may match: if the gold items have different labels,
-    those with the same label, else all. An item of the answer that has none of these labels gets the first one that is
-    left over: `3, 4` and `y=4, 3` mean x=3, y=4, and `4, 3` does not."""
+    """Rule 2: items by label, if gold items have different ones. Items without such a label get those left over."""
     names = [_squeezed(gold.label) for gold in golds]
     if len(set(names) - {""}) < 2:
         return [(list(golds), list(forms))]
@@ -273,14 +255,13 @@ def _groups(golds: Sequence[Form], forms: Sequence[Form]) -> list[tuple[list[For
 
 
 def _whole(form: Form) -> str:
-    """The text that was parsed, including its label."""
     if not form.label:
         return form.text
     return form.text if form.items else f"{form.label}={form.text}"
 
 
 def _is_same_label(gold: str, label: str) -> bool:
-    """Whether two labels name one thing. `y` is a name for any function of x, such as `f(x)` or `f^{-1}(x)`."""
+    """`y` names any function of x, such as `f(x)` or `f^{-1}(x)`."""
     gold, label = _squeezed(gold), _squeezed(label)
     return gold == label or ("y" in (gold, label) and all(map(_FUNCTION_OF_X.fullmatch, (gold, label))))
 
@@ -290,7 +271,7 @@ def _is_order(form: Form) -> bool:
 
 
 def _is_solved(form: Form) -> bool:
-    """Whether a form is an inequality of one variable and numbers: `x < 2`, `1 \\le x < 2`; not `3x + 1 < 7`."""
+    r"""An inequality of one variable and numbers: `x < 2`, `1 \le x < 2`; not `3x + 1 < 7`."""
     if not _is_order(form):
         return False
     members = [member.strip() for member in RELATION.split(form.text)]
@@ -299,14 +280,12 @@ def _is_solved(form: Form) -> bool:
 
 
 def _is_set(text: str) -> bool:
-    """Whether a text is a set of numbers, which set operations may produce: an interval, inequality or union."""
     return bool(_ORDER.search(text) or re.search(r"\\(?:cup|cap|infty|mathbb|emptyset|in)(?![a-zA-Z])", text)) or (
         text[:1] in "[(" and text[-1:] in "])" and len(split(text[1:-1], ",") or ()) == 2
     )
 
 
 def _letters(text: str) -> frozenset[str]:
-    """The variables: letters, and Greek letters written as commands."""
     text = _TEXT.sub(" ", text)
     greek = re.findall(
         r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi"

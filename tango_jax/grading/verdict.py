@@ -1,7 +1,7 @@
-r"""Parser for verifier responses: judgements, the verdict and the format score.
+"""Parser for verifier responses: judgements, verdict, format score.
 
-Step blocks are searched only inside the first closed `<step_verification>` section; without one there are no
-judgements, but a verdict still counts. The verdict is the first one behind the section, or else the first one.
+Step blocks count only inside the first closed `<step_verification>` section. The verdict is the first one behind it, or
+else the first one.
 """
 import re
 from dataclasses import dataclass
@@ -19,14 +19,12 @@ BAD_VERDICT_PENALTY = 0.8
 NO_BLOCKS_PENALTY = 0.8
 WRONG_COUNT_PENALTY = 0.8
 STRAY_TEXT_PENALTY = 0.4
-# Below this format score, the step count of a solution is too unreliable to be required of the verifier.
+# Below it, a solution's step count is too unreliable to require of the verifier.
 MIN_GENERATOR_FORMAT = 0.6
 
 
 @dataclass(frozen=True)
 class ParsedVerification:
-    """The parsed parts of one verifier response."""
-
     judgements: tuple[bool | None, ...]  # one per block; None if the block contains no judgement
     verdict: str  # CORRECT, INCORRECT or INVALID
     format_score: float  # in [0, 1]
@@ -35,17 +33,12 @@ class ParsedVerification:
 
 
 def parse_verification(text: str, num_steps: int, generator_format_score: float = 1.0) -> ParsedVerification:
-    """Parse the judgements, the verdict and the format score of one verifier response.
-
-    Args:
-        num_steps: number of steps in the solution.
-        generator_format_score: format score of the solution.
-    """
+    """`num_steps` and `generator_format_score` describe the solution."""
     section = first_block(text, "step_verification")
     spans = () if section is None else find_blocks(section, "step")
     blocks = tuple(inner_text(section, span, "step") for span in spans)
     judgements = tuple(_judgement(block) for block in blocks)
-    # A block may quote a verdict that a solution spells out; the verifier's own follows its section.
+    # A block may quote a verdict from the solution; the verifier's follows its section.
     section_end = 0 if section is None else text.index(_SECTION_CLOSE, text.index(_SECTION_OPEN))
     verdict = _VERDICT.search(text, section_end) or _VERDICT.search(text)
     return ParsedVerification(
@@ -58,7 +51,7 @@ def parse_verification(text: str, num_steps: int, generator_format_score: float 
 
 
 def why_misaligned(judgements: tuple[bool | None, ...], num_steps: int) -> str:
-    """Why the judgements are not one for each step, in words; empty if they are."""
+    """Why there is not one judgement for each step; empty if there is."""
     if len(judgements) != num_steps or num_steps == 0:
         return f"{_counted(len(judgements), 'judgement')} for {_counted(num_steps, 'step')}"
     missing = ", ".join(str(k) for k, judgement in enumerate(judgements, 1) if judgement is None)
@@ -70,7 +63,6 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _judgement(block: str) -> bool | None:
-    """The judgement in the box that ends the block (a period and whitespace may follow), or None."""
     tail = block.rstrip()[-32:].removesuffix(".").lower()
     for ending, is_correct in _BOX_ENDINGS.items():
         if tail.endswith(ending):
@@ -85,7 +77,7 @@ def _format_score(
     num_steps: int,
     generator_format_score: float,
 ) -> float:
-    """Return 1 minus the penalties, or 0 unless the stripped text is a step section followed by a final section."""
+    """0 unless the text is a step section followed by a final section."""
     final_start = _final_section_start(text)
     if final_start is None:
         return 0.0
@@ -103,8 +95,7 @@ def _format_score(
 
 
 def _final_section_start(text: str) -> int | None:
-    """Return where the final section starts, or None unless the text begins with the two sections in order and ends
-    with a final section. A second answer may lie between, as in the published code: the first one counts."""
+    """None unless the text has both sections in order. A second answer may lie between, as in the published code."""
     if not text.startswith(_SECTION_OPEN) or not text.endswith(_FINAL_CLOSE):
         return None
     section_end = text.find(_SECTION_CLOSE)
@@ -115,6 +106,5 @@ def _final_section_start(text: str) -> int | None:
 
 
 def _has_text_outside_blocks(section: str) -> bool:
-    """Whether the section has text other than whitespace before, between or after its blocks."""
     edges = [0, *(edge for span in find_blocks(section, "step") for edge in span), len(section)]
     return any(section[start:end].strip() for start, end in zip(edges[::2], edges[1::2], strict=True))

@@ -1,7 +1,7 @@
-r"""A grading process: reads (gold, answer) pairs, writes correct, wrong, timeout or error.
+"""A grading process: reads (gold, answer) pairs, writes correct, wrong, timeout or error.
 
-`pool.py` starts it through `worker_start.py`. The time limit is a signal, so the work stays in the main thread. It
-counts the worker's own processor time: on a busy machine an ordinary answer may take seconds of wall-clock time.
+The time limit is a signal, so the work stays in the main thread. It counts processor time, because a busy machine slows
+ordinary answers by seconds.
 """
 import logging
 import os
@@ -15,8 +15,7 @@ from tango_jax.grading.rules import Library, is_equal
 
 MEMORY_LIMIT_BYTES = 4 << 30
 RELATIVE = 1e-9  # irrational numbers that differ by no more than this share of the larger one are equal
-# Exceptions that sympy and the LaTeX grammar raise on unusual text. Any other one ends the worker, which the pool also
-# counts as an error.
+# What sympy and the LaTeX grammar raise on unusual text. Any other exception ends the worker: an error, too.
 LIBRARY_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, RuntimeError, SyntaxError,
     TypeError, ValueError,
@@ -24,11 +23,11 @@ LIBRARY_ERRORS = (
 
 
 class TimeLimit(BaseException):
-    """Raised when the time limit of a pair has passed. Not an Exception, because the math library swallows those."""
+    """Not an Exception, because the math library swallows those."""
 
 
 def grade_pair(library: Library, gold: str, answer: str, limit_s: int) -> dict[str, str]:
-    """Compare one pair within `limit_s` seconds of processor time. A failure becomes a status, never a crash."""
+    """`limit_s` is processor time. A failure becomes a status, never a crash."""
     try:
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         try:
@@ -43,7 +42,7 @@ def grade_pair(library: Library, gold: str, answer: str, limit_s: int) -> dict[s
 
 
 def _claim_stdout() -> BinaryIO:
-    """Reserve the real standard output for replies. What libraries print, mostly about model text, is discarded."""
+    """What libraries print is discarded."""
     replies = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -57,7 +56,7 @@ def _send(replies: BinaryIO, message: dict[str, Any]) -> None:
 
 
 def _limit_memory() -> None:
-    """Limit the memory, so that a hostile power tower causes a MemoryError here and does not kill the training."""
+    """A hostile power tower raises MemoryError here; it cannot kill the training."""
     import resource
 
     try:
@@ -67,10 +66,7 @@ def _limit_memory() -> None:
 
 
 def _load_library() -> Library:
-    """Load the math library and warm it up; the first call builds the grammar.
-
-    Exceptions of a broken installation propagate; RuntimeError if the library loads but does not work.
-    """
+    """The first call builds the grammar. RuntimeError: the library loads but does not work."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn that its own time limits are off
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, verify
@@ -92,8 +88,7 @@ def _load_library() -> Library:
         return same and ("%" in gold + answer or not (one and other and differ(one[0], other[0])))
 
     def differ(one: Any, other: Any) -> bool:
-        """Whether two exact numbers, entries of tuples or ends of intervals differ. The library compares to fifteen
-        decimal places, to which any two small numbers are equal."""
+        """The library compares to 15 decimals, where small numbers are equal."""
         if isinstance(one, (Tuple, Interval)) and type(one) is type(other) and len(one.args) == len(other.args):
             return any(map(differ, one.args, other.args))
         both = (one, other)
@@ -111,7 +106,7 @@ def _load_library() -> Library:
         if not isinstance(value, Expr) or not value.is_number:
             return False
         value = value.evalf()
-        # Not as Python floats: a huge value would become infinite, and near to everything.
+        # As Python floats, a huge value would be infinite, and near to everything.
         return bool(value.is_real) and bool(abs(value - Float(decimal)) <= tolerance * abs(value))
 
     if not is_same(r"\frac{1}{2}", "0.5"):
@@ -124,16 +119,12 @@ def _on_alarm(signum: int, frame: Any) -> None:
 
 
 def main(limit_s: int, deadline_s: float) -> int:
-    """Serve requests until standard input ends; return the exit status.
-
-    Args:
-        limit_s: seconds of processor time after which the worker gives up on a pair.
-        deadline_s: seconds of processor time after which the system ends a worker that is stuck in C code (SIGVTALRM).
-    """
+    """Serves requests until standard input ends. Processor time: `limit_s` for a pair, and `deadline_s` until SIGVTALRM
+    ends a worker stuck in C."""
     replies = _claim_stdout()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which then closes the pool
     signal.signal(signal.SIGPROF, _on_alarm)
-    # Lets the parent report in one line why the library does not load: it is missing, or antlr is of another release.
+    # The parent reports in one line why the library does not load.
     sys.excepthook = lambda kind, error, _: _send(replies, {"fatal": f"{kind.__name__}: {error}"[:300]})
     library = _load_library()
     sys.excepthook = sys.__excepthook__

@@ -1,7 +1,7 @@
-"""Entry script of a grading process: sets the import path, then runs `worker.py`. Uses the standard library only.
+"""Entry script of a grading process: sets the import path, then runs `worker.py`. Standard library only.
 
-`pool.py` starts it as `python -I -S worker_start.py LIMIT DEADLINE PATH...`: imports come from the standard library
-first and then from the parent's import path, so that a file such as `random.py` in a folder shadows nothing.
+`python -I -S worker_start.py LIMIT DEADLINE PATH...`: the standard library comes before the parent's import path, so
+that a file such as `random.py` in a folder shadows nothing.
 """
 import importlib.util
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def load_package(folder: Path) -> None:
-    """Import `tango_jax` from this folder, so that the worker runs the parent's copy even if that is a checkout."""
+    """The worker runs the parent's copy, even if that is a checkout."""
     init = folder / "__init__.py"
     spec = importlib.util.spec_from_file_location("tango_jax", init, submodule_search_locations=[str(folder)])
     package = importlib.util.module_from_spec(spec)

@@ -1,9 +1,7 @@
-"""Sampling in batches that follow each other, each from prefill until its last row has ended.
+"""Sampling in consecutive batches, each from prefill until its last row has ended.
 
-A batch starts with all its rows in the smallest cache bucket. The decode loop returns when that bucket is full, and the
-cache then grows to the next one; or when the rows that are still alive fit a smaller row bucket, into which they are
-then compacted. Finished rows and unused cache therefore cost little. Memory must hold all rows at their longest:
-`continuous.py` does without.
+All rows start in the smallest cache bucket. The cache grows when it is full; rows are compacted when those alive fit a
+smaller row bucket. Memory must hold all rows at their longest: `continuous.py` does without.
 """
 
 import dataclasses
@@ -24,8 +22,6 @@ NO_ROW = -1
 
 @dataclasses.dataclass(frozen=True)
 class BatchDriver:
-    """Drives the jitted functions on the host."""
-
     config: SamplerConfig
     stop_ids: tuple[int, ...]
     prefill_fn: Callable  # (weights, PromptBatch, SamplingParams) -> DecodeState
@@ -33,7 +29,6 @@ class BatchDriver:
     resize_fns: ResizeFns
 
     def sample(self, weights: dict, request: SampleRequest) -> Rollout:
-        """Sample every row of a request with row arrays, in as many decode batches as it takes."""
         M = request.group_size
         per_batch, rollouts = self.config.prompts_per_batch(M), []
         for start in range(0, len(request.prompts), per_batch):
@@ -55,7 +50,6 @@ class BatchDriver:
         )
 
     def compile_ahead(self, ahead: CompileAhead, weights: dict, group_sizes: Sequence[int]) -> None:
-        """Compile everything that requests with these group sizes can need. Nothing is computed."""
         driver = dataclasses.replace(
             self,
             prefill_fn=ahead(self.prefill_fn),
@@ -68,14 +62,13 @@ class BatchDriver:
                     driver._visit_shapes(weights, num_prompts, group_size, prompt_bucket)
 
     def _sample_batch(self, weights: dict, request: SampleRequest) -> Rollout:
-        """One decode batch, from prefill until its last row has ended."""
         config, num_rows = self.config, len(request.row_numbers)
         num_prompts = config.padded_prompts(len(request.prompts), request.group_size)
         batch = pad_request(request, num_prompts, config.prompt_bucket(max(map(len, request.prompts))))
         sampling = sampling_params(request.temperature, request.top_p, request.top_k)
         state = self.prefill_fn(weights, batch, sampling)
 
-        # Which row of the request each row of the state holds; NO_ROW for padding and for rows collected before.
+        # The request's row in each row of the state; NO_ROW for padding and rows collected before.
         row_B = np.arange(num_prompts * request.group_size)
         row_B = np.where(row_B < num_rows, row_B, NO_ROW)
         responses: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -106,7 +99,6 @@ class BatchDriver:
         return Rollout(tokens, logps, is_truncated_B, step, row_steps)
 
     def _visit_shapes(self, weights: dict, num_prompts: int, group_size: int, prompt_bucket: int) -> None:
-        """Go through every shape that a decode batch of this size can take."""
         empty = SampleRequest((), group_size, np.zeros((2,), np.uint32), 1.0, max_new=(), row_numbers=())
         sampling = sampling_params(empty.temperature)
         state = self.prefill_fn(weights, pad_request(empty, num_prompts, prompt_bucket), sampling)
@@ -125,7 +117,7 @@ class BatchDriver:
 
 
 def _collect(state: DecodeState, row_B: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """{row of the request: (tokens, log-probs)} of the rows of the state that are not NO_ROW."""
+    """{row of the request: (tokens, log-probs)} without NO_ROW."""
     out_token_BS, out_logp_BS = np.asarray(state.out_token_BS), np.asarray(state.out_logp_BS)
     length_B = np.asarray(state.length_B)
     return {

@@ -1,9 +1,4 @@
-"""A sampler for any checkpoint, for the commands that have no training config (`sample` and `evaluate`).
-
-In: a checkpoint's name, and what the command line says about prompts, lengths and rows; where it says nothing, the
-settings of the run apply, of a workdir or of what was exported from one. Out: a CheckpointSampler, and the responses
-that it samples.
-"""
+"""A sampler for any checkpoint, for `sample` and `evaluate`. Settings missing in the command line come from the run."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -30,7 +25,7 @@ MIN_STEPS = 3  # fewer step blocks lower the format score; a run has a setting o
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointSamplerSettings:
-    """Settings from the command line. Zeros and None stand for those of the run, or for the defaults here."""
+    """Zeros and None stand for the run's settings, or for the defaults here."""
 
     template: str | None = None  # name or file; by default DEFAULT_TEMPLATE
     max_prompt: int = 0
@@ -45,8 +40,6 @@ class CheckpointSamplerSettings:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointSampler:
-    """An opened checkpoint with its sampler, prompt template and limits."""
-
     source: Source
     sampler: Sampler
     weights: dict | None  # in the sampler's layout; None until `with_weights`
@@ -61,7 +54,7 @@ class CheckpointSampler:
         return self.source.tokenizer
 
     def with_weights(self) -> "CheckpointSampler":
-        """The same with its weights read, and laid out for sampling. All processes of a job must call it."""
+        """Reads the weights and lays them out. All processes of a job must call it."""
         shardings = None
         if self.placement is not None:
             shardings = param_shardings(self.placement.train, abstract_params(self.source.model_config))
@@ -75,14 +68,8 @@ class CheckpointSampler:
         temperature: float,
         top_p: float = 1.0,
     ) -> Rollout:
-        """M responses to each of P prompts, prompt-major.
-
-        A response's randomness depends on the key and on its number alone. The samples of a prompt share its cache, so
-        more than `rows` of them are sampled in several rounds.
-
-        Raises:
-            FloatingPointError: logits that are not finite, with the checkpoint's name.
-        """
+        """M responses to each of P prompts, prompt-major. Randomness depends on the key and a response's number. More
+        than `rows` samples of a prompt take several rounds. FloatingPointError: logits are not finite."""
         rounds = []
         for start in range(0, numbers_PM.shape[1], self.rows):
             chosen_PM = numbers_PM[:, start : start + self.rows]
@@ -93,7 +80,7 @@ class CheckpointSampler:
                 rounds.append((chosen_PM.shape[1], self.sampler.sample(self.weights, request)))
             except FloatingPointError as error:
                 raise FloatingPointError(f"cannot sample from {self.source.name}: {error}") from error
-        # Which row of which round each response is, prompt by prompt.
+        # Each response's round and row, prompt by prompt.
         rows = [(rollout, p * size + m) for p in range(len(prompts)) for size, rollout in rounds for m in range(size)]
         return Rollout(
             tokens=tuple(rollout.tokens[b] for rollout, b in rows),
@@ -105,14 +92,9 @@ class CheckpointSampler:
 
 
 def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSettings) -> CheckpointSampler:
-    """Open a checkpoint as `role` ("generator" or "verifier"); no weights are read yet.
-
-    Raises:
-        ValueError: there is nothing of that name, the checkpoint cannot be run, a response is longer than the model's
-            positions, or the model cannot be split over the devices.
-    """
-    # A run chose attention and its head's products for its own devices, and int8 for its own speed: the model is what
-    # it was trained as.
+    """Opens a checkpoint as "generator" or "verifier"; reads no weights. ValueError: it is missing or cannot run, a
+    response exceeds its positions, or the devices cannot split it."""
+    # A run chose these for its devices and its speed: here the model is what was trained.
     numerics = {"remat": "none", "attention": "auto", "decode_attention": "xla", "head_precision": "highest"}
     numerics |= {"sample_cache_dtype": "", "sample_weight_dtype": ""}
     if kind_of(name) != "workdir":
@@ -120,7 +102,7 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
     source = open_checkpoint(name, role, True if settings.use_chat else None, **numerics)
     own = prompting_of(name, role, download=True)
     positions = source.model_config.max_position
-    # A run's own limits fit together; those that stand in for others must leave room for a prompt.
+    # A run's limits fit together; defaults must leave room for a prompt.
     max_new = settings.max_new or (own.max_new_tokens if own else min(settings.default_tokens, positions // 2))
     if max_new >= positions:
         raise ValueError(f"--{settings.max_new_flag}={max_new} leaves no room for a prompt in the {positions} "
@@ -145,12 +127,11 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
 
 
 def template_of(own: Prompting | None, settings: CheckpointSamplerSettings) -> str:
-    """The template that a checkpoint is asked with, whose run prompted it with `own`; as `load_template` takes it."""
     return settings.template or (own.template if own else DEFAULT_TEMPLATE)
 
 
 def _placement(source: Source, settings: CheckpointSamplerSettings) -> Placement | None:
-    """All devices of the job share the reading, and those of a process its rows; one row alone needs one device."""
+    """All devices share the reading, and those of a process its rows; one row needs one device."""
     if settings.decode_tensor == 1 and (jax.device_count() == 1 or settings.rows == 1):
         return None
     mesh = default_config().generator.mesh.copy_and_resolve_references()
@@ -161,11 +142,8 @@ def _placement(source: Source, settings: CheckpointSamplerSettings) -> Placement
 
 
 def _sampler_config(max_prompt: int, max_new: int, rows: int) -> SamplerConfig:
-    """Doubling buckets: a short question does not pay for a long one's padding, nor a short answer for a long cache.
-
-    Each size is compiled once, which takes longer for a large model than it saves for a few rows: with many rows there
-    are fewer sizes.
-    """
+    """Doubling buckets: short rows do not pay for long ones. For a few rows of a large model, compiling a size takes
+    longer than it saves: with many rows there are fewer sizes."""
     start = 64 if rows == 1 else 256
     return SamplerConfig(
         prompt_buckets=_doubling_buckets(start, max_prompt),

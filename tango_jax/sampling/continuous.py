@@ -1,13 +1,12 @@
-"""Continuous batching: sampling within a budget of cached tokens. `schedule.py` says what to do, and this does it.
+"""Continuous batching: carries out `schedule.py` within a budget of cached tokens.
 
-A row's tokens do not depend on the schedule. Its random numbers come from the key, its own number and its position, and
-its cache is never computed twice. The schedule changes only the order of sums, by the sizes of batch and cache bucket.
-So two schedules agree to rounding in every log-prob, and in every token unless its random number (or, greedily, two
-logits) lie within rounding of the border. With an int8 cache a rounded key or value may take either of two numbers.
+A row's tokens do not depend on the schedule: its random numbers come from key, row number and position, and its cache
+is never recomputed. Only the order of sums changes. Two schedules agree to rounding in every log-prob, and in every
+token unless its random number (greedily, two logits) lies within rounding of the border. An int8 cache rounds a key or
+value to either of two numbers.
 
-Rows wait in host memory instead of being prefilled again. A prefill rounds differently from decoding, so that tokens
-would depend on the schedule; and it costs more: 128 KiB a token of an 8B model move in 13 us at 20 GB/s, and computing
-them again takes 100 us of an A100.
+Rows wait in host memory: a second prefill would round differently, and costs more. 128 KiB a token of an 8B model move
+in 13 us at 20 GB/s; computing them takes 100 us of an A100.
 """
 
 import dataclasses
@@ -32,8 +31,6 @@ from tango_jax.text.tokenizer import PAD_ID
 
 @dataclasses.dataclass
 class _Run:
-    """Sampling of one request. What has been sampled is entered in place."""
-
     weights: dict
     request: SampleRequest  # with row arrays
     sampling: SamplingParams
@@ -51,8 +48,6 @@ class _Run:
 
 @dataclasses.dataclass(frozen=True)
 class ContinuousDriver:
-    """Drives the jitted functions on the host."""
-
     config: SamplerConfig
     stop_ids: tuple[int, ...]
     prefill_fn: Callable  # (weights, PromptBatch, SamplingParams) -> StartedRows
@@ -61,8 +56,7 @@ class ContinuousDriver:
     slot_fns: SlotFns
 
     def sample(self, weights: dict, request: SampleRequest) -> Rollout:
-        """Sample every row of a request with row arrays."""
-        # Prompts are read by length, so that those of a chunk have about the same and little of their bucket is unused.
+        # By length, so that a chunk's prompts leave little of their bucket unused.
         order_P = np.argsort([-len(prompt) for prompt in request.prompts], kind="stable")
         row_B = (order_P[:, None] * request.group_size + np.arange(request.group_size)).reshape(-1)
         rollout = self._sample(weights, reordered(request, order_P, row_B))
@@ -94,7 +88,6 @@ class ContinuousDriver:
         return Rollout(tokens, logps, is_truncated_B, run.decode_steps, run.row_steps)
 
     def compile_ahead(self, ahead: CompileAhead, weights: dict, group_sizes: Sequence[int]) -> None:
-        """Compile everything that requests with these group sizes can need. Nothing is computed."""
         driver = dataclasses.replace(
             self,
             prefill_fn=ahead(self.prefill_fn),
@@ -151,7 +144,7 @@ class ContinuousDriver:
             is_alive_B, cache = self.slot_fns.save(run.state, slot_Z)
             run.state, cache = run.state.replace(is_alive_B=is_alive_B), jax.device_get(cache)
             for seat in filter(None, taken):
-                # A copy, since a view would keep what the other shards had in this round.
+                # A view would keep the other shards' rows of this round.
                 run.saved[seat.row] = jax.tree.map(lambda x, z=seat.shard: x[:, z : z + 1].copy(), cache)
 
     def _restore(self, run: _Run, table: Table, seats: Iterable[Seat]) -> None:
@@ -172,7 +165,7 @@ class ContinuousDriver:
                 run.state = self.slot_fns.restore(run.state, cache, _new_rows(run, table, taken))
 
     def _read(self, run: _Run, table: Table, prompt_ZQ: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """bool[B]: the rows that have ended, with those of `rows` among them that end with their first token."""
+        """bool[B]: rows that have ended, some of them with their first token."""
         M, place_P = run.limits.group_size, {int(prompt): place for place, prompt in enumerate(prompt_ZQ.flat)}
         run.started = self.prefill_fn(run.weights, _prompt_batch(run, prompt_ZQ, self.config), run.sampling)
         token_B, logp_B, is_alive_B = jax.device_get(
@@ -187,15 +180,14 @@ class ContinuousDriver:
         return is_ended_B
 
     def _decode(self, run: _Run, table: Table, min_alive: int) -> tuple[np.ndarray, np.ndarray]:
-        """(length_B, is_ended_B) of all rows afterwards."""
+        """(length_B, is_ended_B) of all rows."""
         run.state = state = self.decode_fn(run.weights, run.state, run.sampling, np.int32(min_alive))
         step, slot_length_B, slot_is_alive_B, slot_token_BS, slot_logp_BS = jax.device_get(
             (state.step, state.length_B, state.is_alive_B, state.out_token_BS, state.out_logp_BS)
         )
-        # The state's rows are the slots of all shards, one shard after the other; `rows` are those of the request.
+        # The state's rows are the slots, shard by shard; `rows` are the request's.
         columns, slots = np.arange(run.step, step) % table.shape.cache, np.flatnonzero(table.row_ZR != NONE)
         rows, length_B = table.row_ZR.reshape(-1)[slots], table.length_B.copy()
-        # Every running row has sampled from the first step on, until it ended.
         count = slot_length_B[slots] - length_B[rows]
         i, j = np.nonzero(np.arange(len(columns))[None, :] < count[:, None])
         run.token_BT[rows[i], length_B[rows[i]] + j] = slot_token_BS[slots[i], columns[j]]
@@ -209,7 +201,6 @@ class ContinuousDriver:
         return length_B, is_ended_B
 
     def _visit_shapes(self, weights: dict, all_limits: Sequence[Limits], prompt_bucket: int, rows: int) -> None:
-        """Go through every shape that a batch of `rows` can take, in each cache bucket that holds it."""
         fns, sampling, shards = self.slot_fns, sampling_params(1.0), self.config.row_multiple
         place = fns.cache_sharding
         buckets = [
@@ -219,14 +210,13 @@ class ContinuousDriver:
         # With one cache bucket no row outgrows its slot, and on one shard none has to move.
         may_wait = len(self.config.cache_buckets) > 1 or shards > 1
         for bucket, larger in itertools.zip_longest(buckets, buckets[1:]):
-            # A chunk of prompts has a bucket of its own, up to that of the request's longest.
+            # A chunk's bucket goes up to the bucket of the request's longest prompt.
             of_chunks = [size for size in self.config.prompt_buckets if size <= prompt_bucket]
             for limits, chunk_bucket in itertools.product(all_limits, of_chunks):
                 started = self.prefill_fn(weights, _no_prompts(limits, chunk_bucket), sampling)
                 state = fns.insert(state, started, _no_rows(limits.chunk_prompts * limits.group_size, rows))
             if may_wait:
                 is_alive_B, cache = fns.save(state, np.full((shards,), rows, np.int32))
-                # As it comes back from host memory.
                 cache = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), cache)
                 state = fns.restore(state.replace(is_alive_B=is_alive_B), cache, _no_rows(shards, rows))
                 if bucket < self.config.cache_buckets[-1]:
@@ -239,7 +229,7 @@ class ContinuousDriver:
 
 
 def _rounds(limits: Limits, seats: Iterable[Seat]) -> Iterator[tuple[Seat | None, ...]]:
-    """The seats in rounds of at most one on each shard, in the order of the shards; None: none there."""
+    """Rounds of at most one seat a shard, in the order of shards; None: no seat there."""
     by_shard = [[] for _ in range(limits.shards)]
     for seat in seats:
         by_shard[seat.shard].append(seat)
@@ -247,13 +237,12 @@ def _rounds(limits: Limits, seats: Iterable[Seat]) -> Iterator[tuple[Seat | None
 
 
 def _slots(limits: Limits, table: Table, taken: Sequence[Seat | None]) -> np.ndarray:
-    """int32[B]: each seat's slot on its shard; where there is no seat, a number that no slot has."""
+    """int32[B]: each seat's slot on its shard; without a seat, a number that no slot has."""
     free = table.shape.rows // limits.shards
     return np.array([seat.slot if seat else free for seat in taken], np.int32)
 
 
 def _new_rows(run: _Run, table: Table, taken: Sequence[Seat | None]) -> NewRows:
-    """What enters a state with the rows of these seats."""
     row_B = np.array([seat.row if seat else 0 for seat in taken])
     length_B = np.maximum(1, table.length_B[row_B])
     prompt_length_B = np.array([len(run.request.prompts[row // run.limits.group_size]) for row in row_B])
@@ -274,7 +263,6 @@ def _no_rows(count: int, slot: int) -> NewRows:
 
 
 def _inserted(limits: Limits, table: Table, seats: Iterable[Seat]) -> list[Seat | None]:
-    """The seats at the places of their rows in the chunk of prompts that was read last."""
     M, shards = limits.group_size, np.repeat(np.arange(limits.shards), limits.chunk_prompts // limits.shards)
     place_of = {
         (int(z), int(prompt)): place
@@ -298,7 +286,6 @@ def _no_prompts(limits: Limits, prompt_bucket: int) -> PromptBatch:
 
 
 def _prompt_batch(run: _Run, prompt_ZQ: np.ndarray, config: SamplerConfig) -> PromptBatch:
-    """The prompts at their places of a chunk, padded to the bucket of the longest of them."""
     M, request = run.limits.group_size, run.request
     longest = max(len(request.prompts[index]) for index in prompt_ZQ.flat if index != NONE)
     batch = _no_prompts(run.limits, config.prompt_bucket(longest)).replace(key_data=request.key_data)

@@ -1,8 +1,5 @@
-"""The jitted functions of sampling that run the model: the prompts' pass, and the decode loop.
-
-Every function is specialised by shapes alone: P prompts, B rows, the prompt bucket and the cache bucket. The drivers
-(`batches.py`, `continuous.py`) call them in turn; changes of a state's shape are in `resize.py`.
-"""
+"""The jitted functions that run the model: the prompts' pass and the decode loop, specialised by shapes alone. The
+drivers (`batches.py`, `continuous.py`) call them."""
 
 import dataclasses
 
@@ -24,7 +21,7 @@ from tango_jax.sampling.logits import SamplingParams, sample_tokens
 
 @struct.dataclass
 class PromptBatch:
-    """What prefill reads: P prompts, padded to their bucket, and B = P x M rows that continue them."""
+    """P prompts, padded to their bucket, and B = P x M rows that continue them."""
 
     token_PX: np.ndarray  # int32
     length_P: np.ndarray  # int32, tokens of each prompt
@@ -35,11 +32,8 @@ class PromptBatch:
 
 @struct.dataclass
 class DecodeState:
-    """Everything that a decode step reads or writes.
-
-    The suffix and the two `out` arrays are rings of S columns. All rows write the same column in the same step, and a
-    row's entries are those of its last steps. Rows may have begun at different steps, so their lengths may differ.
-    """
+    """What a decode step reads and writes. The suffix and the `out` arrays are rings of S columns: all rows write the
+    same column in a step, and a row's entries are from its last steps. Rows may begin at different steps."""
 
     prefix: kv.Prefix
     suffix: kv.Suffix
@@ -55,7 +49,7 @@ class DecodeState:
 
 @struct.dataclass
 class StartedRows:
-    """Prompts that have been read, and the first token of each of their B = P x M rows."""
+    """The prefix of P prompts, and the first token of each of their B = P x M rows."""
 
     prefix: kv.Prefix
     token_B: jax.Array  # int32
@@ -64,7 +58,7 @@ class StartedRows:
 
 
 def state_specs() -> DecodeState:
-    """How a decode state lies on a mesh of `sharding.DECODE_AXES`: rows over devices, heads over tensor groups."""
+    """Rows over devices, heads over tensor groups of `sharding.DECODE_AXES`."""
     rows, heads = PartitionSpec("rows"), PartitionSpec("rows", "tensor")
     arrays = {field.name: rows for field in dataclasses.fields(DecodeState)}
     return DecodeState(
@@ -78,7 +72,7 @@ def state_specs() -> DecodeState:
 
 
 def shardings_of(mesh: Mesh | None, specs: object) -> object:
-    """The tree of PartitionSpecs as NamedShardings; without a mesh None, which leaves the choice to jax."""
+    """NamedShardings; without a mesh None, which leaves the choice to jax."""
     if mesh is None:
         return None
     return jax.tree.map(
@@ -87,11 +81,8 @@ def shardings_of(mesh: Mesh | None, specs: object) -> object:
 
 
 def row_uniforms(key_data: jax.Array, number_B: jax.Array, count: int) -> jax.Array:
-    """float32[B, count]: the random numbers of the rows with these numbers, one for each new token.
-
-    Each row folds its own number into the key, and all its random numbers are drawn together: neither the rows around
-    it, nor its place among them, nor when it is sampled changes what it draws.
-    """
+    """float32[B, count]: one number for each new token. Each row folds its number into the key and draws all at once,
+    so neither batch, place nor time changes them."""
     key = jax.random.wrap_key_data(key_data)
     keys_B = jax.vmap(lambda number: jax.random.fold_in(key, number))(number_B)
     return jax.vmap(lambda row_key: jax.random.uniform(row_key, (count,)))(keys_B)
@@ -100,9 +91,8 @@ def row_uniforms(key_data: jax.Array, number_B: jax.Array, count: int) -> jax.Ar
 def _append_token(
     state: DecodeState, logits_BV: jax.Array, sampling: SamplingParams, stop_ids: tuple[int, ...], mesh: Mesh | None
 ) -> DecodeState:
-    """Sample the next token of every row from the logits, and record it."""
     column = state.step % state.out_token_BS.shape[1]
-    # Clipped for rows that ended at their last number and have none left; what they draw is dropped below.
+    # Clipped for rows that ended at their last number; what they draw is dropped below.
     uniform_B = jnp.take_along_axis(state.uniform_BT, state.length_B[:, None], axis=1, mode="clip")[:, 0]
     token_B, logp_B = sample_tokens(mesh, logits_BV, uniform_B, sampling)
     token_B = jnp.where(state.is_alive_B, token_B, 0)
@@ -121,18 +111,16 @@ def _append_token(
 def _goes_on(
     token_B: jax.Array, logp_B: jax.Array, length_B: jax.Array, limit_B: jax.Array, stop_ids: tuple[int, ...]
 ) -> jax.Array:
-    """bool[B]: the newest token, the last of `length_B`, does not end the row."""
     is_stop_B = jnp.zeros(token_B.shape, bool)
     for stop_id in stop_ids:
         is_stop_B |= token_B == stop_id
-    # A row whose logits were not finite ends here; its log-prob tells the host.
     return ~is_stop_B & (length_B < limit_B) & jnp.isfinite(logp_B)
 
 
 def _read_prompts(
     config: ModelConfig, mesh: Mesh | None, weights: dict, batch: PromptBatch
 ) -> tuple[kv.Prefix, jax.Array]:
-    """Keys and values of the prompts, and the logits of what follows them: [P, V]."""
+    """Keys and values of the prompts, and the next token's logits [P, V]."""
     P, X = batch.token_PX.shape
     x_PXD = transformer.embed_tokens(config, weights, batch.token_PX)
     rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(X)[None], (P, X)))
@@ -140,7 +128,7 @@ def _read_prompts(
     by_window = {window: kv.make_prefill_attention(*settings, window) for window in config.windows}
     attend_fns = [by_window[kind.window] for kind in config.layer_kinds]
     x_PXD, caches = decode_layers.apply_split_layers(config, weights["layers"], x_PXD, rope, attend_fns)
-    # The head runs on one position of each prompt: logits of all of them would be the largest array of sampling.
+    # The head runs on one position of each prompt: all logits would be the largest array of sampling.
     last_P1D = jnp.take_along_axis(x_PXD, (batch.length_P - 1)[:, None, None], axis=1)
     logits_PV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], last_P1D)[:, 0]
     return kv.Prefix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches), length_P=batch.length_P), logits_PV
@@ -156,12 +144,8 @@ def prefill(
     batch: PromptBatch,
     sampling: SamplingParams,
 ) -> DecodeState:
-    """Run the prompts once, share each among its B/P rows, and sample every row's first token.
-
-    Args:
-        cache_bucket: new tokens that the state has room for.
-        max_new: new tokens that it may be grown to.
-    """
+    """Runs the prompts once, shares each among its B/P rows, and samples their first tokens. The state has room for
+    `cache_bucket` new tokens, and may grow to `max_new`."""
     P, B = batch.token_PX.shape[0], batch.limit_B.shape[0]
     prefix, logits_PV = _read_prompts(config, mesh, weights, batch)
     state = DecodeState(
@@ -188,7 +172,7 @@ def start_rows(
     batch: PromptBatch,
     sampling: SamplingParams,
 ) -> StartedRows:
-    """The same prompts' pass and first tokens as `prefill`, for rows that are put into a state afterwards."""
+    """`prefill` for rows that enter a state afterwards."""
     P, B = batch.token_PX.shape[0], batch.limit_B.shape[0]
     prefix, logits_PV = _read_prompts(config, mesh, weights, batch)
     uniform_B = row_uniforms(batch.key_data, batch.number_B, max_new)[:, 0]
@@ -207,12 +191,8 @@ def decode(
     mesh: Mesh | None = None,
     keeps_all: bool = False,
 ) -> DecodeState:
-    """Sample until a row has filled the cache bucket, or no more than `min_alive` (int32[]) rows are alive.
-
-    Args:
-        mesh: of the state.
-        keeps_all: layers with a window keep as many columns as the others, as rows in slots do.
-    """
+    """Samples until a row has filled the cache bucket, or at most `min_alive` (int32[]) rows are alive. With
+    `keeps_all`, as for rows in slots, layers with a window keep as many columns as the others."""
     B, S = state.out_token_BS.shape
     prompt_length_B = jnp.repeat(state.prefix.length_P, B // state.prefix.length_P.shape[0])
 
@@ -237,11 +217,9 @@ def decode(
 
 
 def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: DecodeState, keeps_all: bool) -> list[AttendFn]:
-    """Attention of each layer in a step, which writes the column of the newest tokens."""
     prefix, suffix = state.prefix, state.suffix
     layers = list(zip(prefix.k, prefix.v, suffix.k, suffix.v, strict=True))
     if config.decode_attention == "xla":
-        # Layers of one kind have caches of one size, and so masks in common.
         sizes = [(kind.window, pv.shape[-2], sv.shape[-2])
                  for kind, (_, pv, _, sv) in zip(config.layer_kinds, layers, strict=True)]  # fmt: skip
         masks = {size: _masks(state, *size, keeps_all) for size in dict.fromkeys(sizes)}
@@ -251,7 +229,7 @@ def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: DecodeState, keep
             fns.append(kv.make_decode_attention(pk, pv, is_prompt_PX, sk, sv, column, is_own_BS, is_near_BX))
         return fns
     column = (state.step - 1) % state.out_token_BS.shape[1]
-    # Of a row that has ended, and of a prompt whose rows have, nothing is needed; a kernel wants one column at least.
+    # Ended rows, and prompts whose rows have ended, need nothing; a kernel wants one column at least.
     is_asked_P = state.is_alive_B.reshape(prefix.length_P.shape[0], -1).any(axis=1)
     prompt_length_P = jnp.where(is_asked_P, prefix.length_P, 1)
     length_B = jnp.where(state.is_alive_B, column + 1, 1)
@@ -264,9 +242,8 @@ def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: DecodeState, keep
 def _masks(
     state: DecodeState, window: int, X: int, S: int, keeps_all: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """For layers with this window (0: none), whose caches have X and S columns: the column that the newest tokens are
-    written to, the columns of a prefix that hold a token, and what a row sees of its own columns and, if there is a
-    window, which ends with its newest token, of its prefix."""
+    """For layers with this window (0: none) and caches of X and S columns: the newest tokens' column, prefix columns
+    that hold a token, own columns that a row sees and, with a window, its prefix columns."""
     column, length_P = (state.step - 1) % S, state.prefix.length_P
     age_S = (column - jnp.arange(S)) % S
     is_own_BS = age_S[None, :] < state.length_B[:, None]

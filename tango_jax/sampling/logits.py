@@ -1,8 +1,7 @@
-"""From logits to one token per row and its log-probability under the distribution it was drawn from.
+"""From logits to one token per row and its log-probability under the sampling distribution.
 
-Temperature, top-p and top-k are traced, so changing them compiles nothing. Randomness comes in as one uniform number
-per row; the token is found by the inverse of the cumulative distribution, which costs far less than Gumbel noise over
-the vocabulary.
+Temperature, top-p and top-k are traced, so changing them compiles nothing. One uniform number per row picks the token
+by the inverse cumulative distribution, far cheaper than Gumbel noise over the vocabulary.
 """
 
 import jax
@@ -18,7 +17,7 @@ CHUNK = 64  # the cumulative sum runs over chunk totals, then inside the chosen 
 
 @struct.dataclass
 class SamplingParams:
-    """Traced scalars. temperature 0 is greedy; top_p 1 and top_k 0 switch those filters off."""
+    """Temperature 0 is greedy; top_p 1 and top_k 0 switch those filters off."""
 
     temperature: jax.Array
     top_p: jax.Array
@@ -26,15 +25,12 @@ class SamplingParams:
 
 
 def sampling_params(temperature: float, top_p: float = 1.0, top_k: int = 0) -> SamplingParams:
-    """The scalars in fixed types, so that Python's own do not cause a second trace."""
+    """In fixed types: Python's would cause a second trace."""
     return SamplingParams(np.float32(temperature), np.float32(top_p), np.int32(top_k))
 
 
 def keep_mask_BV(logits_BV: jax.Array, params: SamplingParams) -> jax.Array:
-    """Tokens kept by top-k and then by top-p (nucleus sampling, arXiv 1904.09751), which always keeps the likeliest.
-
-    Ties at the border of either filter are all kept.
-    """
+    """Top-k, then top-p (arXiv 1904.09751). The likeliest token and all ties at the border are kept."""
     V = logits_BV.shape[-1]
     sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
     k = jnp.where(params.top_k > 0, jnp.minimum(params.top_k, V), V)
@@ -47,11 +43,8 @@ def keep_mask_BV(logits_BV: jax.Array, params: SamplingParams) -> jax.Array:
 
 
 def _first_past(cumulative: jax.Array, weight: jax.Array, target_B: jax.Array) -> jax.Array:
-    """The first place with weight whose cumulative weight exceeds the target; the last one with weight if none does.
-
-    Both arrays are [B, places], where a place is a chunk of the vocabulary or a token of one chunk. Asking for weight
-    matters: rounding can make the target negative or the parallel sum not quite monotone.
-    """
+    """The first place with weight whose cumulative weight exceeds the target, else the last with weight. Rounding can
+    make the target negative or the parallel sum not monotone."""
     has_weight = weight > 0
     is_past = has_weight & (cumulative > target_B[:, None])
     last_B = weight.shape[-1] - 1 - jnp.argmax(has_weight[:, ::-1], axis=-1)
@@ -59,11 +52,8 @@ def _first_past(cumulative: jax.Array, weight: jax.Array, target_B: jax.Array) -
 
 
 def inverse_cdf(weight_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
-    """Index of the first token whose cumulative weight exceeds `uniform` x total, int32[B]; never one of weight zero.
-
-    Weights that are not finite have no such token: the index is then some token of the vocabulary, and whoever made
-    the weights must notice (see `sample_token`).
-    """
+    """int32[B]: the first token whose cumulative weight exceeds `uniform` x total; never one of weight zero. Weights
+    that are not finite give some token of the vocabulary."""
     B, V = weight_BV.shape
     chunks = -(-V // CHUNK)
     by_chunk = jnp.pad(weight_BV, ((0, 0), (0, chunks * CHUNK - V))).reshape(B, chunks, CHUNK)
@@ -80,19 +70,14 @@ def inverse_cdf(weight_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
 
 
 def sample_token(logits_BV: jax.Array, uniform_B: jax.Array, params: SamplingParams) -> tuple[jax.Array, jax.Array]:
-    """One token per row and its log-prob: int32[B], float32[B].
-
-    The log-prob is under the sampling distribution (after temperature and filters). A greedy token, whose
-    distribution is a point, reports its log-prob under the model at temperature 1. Where a logit is NaN or infinite
-    there is no distribution, and the log-prob is NaN.
-    """
-    # Of the model's own logits, since filters set -inf on purpose. The smallest shows NaN and -inf; +inf makes the
-    # log-prob NaN by itself (inf - inf), and one pass over V is cheaper than two.
+    """One token per row, int32[B], and its log-prob, float32[B], after temperature and filters. A greedy token's
+    log-prob is the model's at temperature 1. It is NaN where a logit is NaN or infinite."""
+    # Before the filters, which set -inf on purpose. The minimum shows NaN and -inf; +inf makes the log-prob NaN anyway.
     is_finite_B = jnp.isfinite(jnp.min(logits_BV, axis=-1))
     is_greedy = params.temperature <= 0.0
     scaled_BV = logits_BV / jnp.where(is_greedy, 1.0, params.temperature)
     is_filtered = ~is_greedy & ((params.top_p < 1.0) | (params.top_k > 0))
-    # Behind a condition: sorting the vocabulary takes longer than all else here, and by default no filter is on.
+    # Behind a condition: sorting the vocabulary takes longest, and by default no filter is on.
     scaled_BV = lax.cond(
         is_filtered,
         lambda: jnp.where(keep_mask_BV(scaled_BV, params), scaled_BV, -jnp.inf),
@@ -113,11 +98,8 @@ def sample_token(logits_BV: jax.Array, uniform_B: jax.Array, params: SamplingPar
 def sample_tokens(
     mesh: Mesh | None, logits_BV: jax.Array, uniform_B: jax.Array, sampling: SamplingParams
 ) -> tuple[jax.Array, jax.Array]:
-    """`sample_token` for rows on a mesh of `sharding.DECODE_AXES`, split over the devices that share the weights, too.
-
-    The head leaves each of them a part of the vocabulary. They exchange parts once, so that a row has all its logits on
-    one device; a sort, a cumulative sum or a look-up over the parts would gather all of them on every device.
-    """
+    """`sample_token` for rows on a mesh, split over the devices that share the weights, too. Each device has a part of
+    the vocabulary, and they exchange parts once: a sort or a sum over parts would gather all on every device."""
     tensor = mesh.shape["tensor"] if mesh else 1
     if tensor == 1:
         return sample_token(logits_BV, uniform_B, sampling)

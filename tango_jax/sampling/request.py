@@ -1,4 +1,4 @@
-"""What is asked of a sampler, and the checks of what goes in and of what comes out."""
+"""What a sampler takes, and checks of its input and output."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -23,12 +23,12 @@ class SampleRequest:
     max_new: int | Sequence[int] | np.ndarray | None = None
     # int[B]. A row's randomness depends on the key and on its number alone, never on the batch around it. None: 0..B-1.
     row_numbers: Sequence[int] | np.ndarray | None = None
-    # Called on the host between two decode loops, with the number of rows that have ended: shows progress.
+    # Called on the host between two decode loops with the number of ended rows: shows progress.
     ended_fn: Callable[[int], None] = lambda ended: None
 
 
 def check_request(request: SampleRequest, max_prompt: int) -> None:
-    """Raises ValueError if there is no prompt, one is empty or too long, or a limit is below 1."""
+    """ValueError: no prompt, an empty or too long one, or a limit below 1."""
     prompts, max_new = request.prompts, request.max_new
     if not len(prompts) or (max_new is not None and np.min(max_new) < 1):
         raise ValueError(f"the sampler needs a prompt (it got {len(prompts)}) and a new token (max_new={max_new})")
@@ -41,7 +41,7 @@ def check_request(request: SampleRequest, max_prompt: int) -> None:
 
 
 def with_row_arrays(request: SampleRequest, longest: int) -> SampleRequest:
-    """The request with every row's limit, at most `longest`, and number."""
+    """Gives every row its limit, at most `longest`, and its number."""
     num_rows = len(request.prompts) * request.group_size
     limit_B = np.broadcast_to(longest if request.max_new is None else request.max_new, (num_rows,))
     number_B = np.arange(num_rows) if request.row_numbers is None else np.asarray(request.row_numbers)
@@ -50,12 +50,6 @@ def with_row_arrays(request: SampleRequest, longest: int) -> SampleRequest:
 
 
 def reordered(request: SampleRequest, order_P: np.ndarray, row_B: np.ndarray) -> SampleRequest:
-    """The same of a request with row arrays, its prompts in another order and their rows with them.
-
-    Args:
-        order_P: int[P], the prompts in their new order.
-        row_B: int[B], the same for the rows.
-    """
     prompts = [request.prompts[index] for index in order_P]
     return dataclasses.replace(
         request, prompts=prompts, max_new=request.max_new[row_B], row_numbers=request.row_numbers[row_B]
@@ -63,7 +57,7 @@ def reordered(request: SampleRequest, order_P: np.ndarray, row_B: np.ndarray) ->
 
 
 def pad_request(request: SampleRequest, num_prompts: int, prompt_bucket: int) -> PromptBatch:
-    """A request with row arrays, as arrays of fixed shape. Rows that only fill the batch may generate nothing."""
+    """Rows that only fill the batch may generate nothing."""
     token_PX = np.full((num_prompts, prompt_bucket), PAD_ID, np.int32)
     length_P = np.ones((num_prompts,), np.int32)
     for p, prompt in enumerate(request.prompts):
@@ -80,7 +74,7 @@ def pad_request(request: SampleRequest, num_prompts: int, prompt_bucket: int) ->
 
 
 def check_finite(logps: Sequence[np.ndarray], temperature: float) -> None:
-    """Raises FloatingPointError where a row of log-probs ends in one that is not finite."""
+    """FloatingPointError: log-probs are not finite."""
     broken = [b for b, row in enumerate(logps) if not np.isfinite(row).all()]
     if broken:
         raise FloatingPointError(

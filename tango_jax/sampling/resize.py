@@ -1,8 +1,5 @@
-"""Changes of a decode state's shape: a larger cache, fewer rows.
-
-The cache is nearly all of a state, and a copy of it in another shape is made layer by layer: beside the cache there is
-then one layer twice, never the whole.
-"""
+"""Larger caches and fewer rows of a decode state. Caches are copied layer by layer: only one layer is in memory
+twice."""
 
 import dataclasses
 import functools
@@ -22,8 +19,6 @@ Layer = tuple[kv.Cached, ...]  # keys and values of a layer
 
 @dataclasses.dataclass(frozen=True)
 class ResizeFns:
-    """Jitted functions of one layer's cache, and of everything else in a state; made by `make_resize_fns`."""
-
     grow_layer: Callable  # (cache bucket, suffix k and v, step) -> suffix k and v
     grow_rest: Callable  # (cache bucket, DecodeState without caches) -> the same
     compact_layer: Callable  # (prefix and suffix k and v, prompt_B, keep_B) -> the same
@@ -31,7 +26,6 @@ class ResizeFns:
     windows: tuple[int, ...] | None  # of each layer, 0 for none, where those that have one keep no more columns
 
     def compile_ahead(self, ahead: CompileAhead) -> "ResizeFns":
-        """The same functions wrapped so that a call compiles them and returns the shapes of their results."""
         names = [field.name for field in dataclasses.fields(self) if field.name != "windows"]
         return dataclasses.replace(self, **{name: ahead(getattr(self, name)) for name in names})
 
@@ -39,14 +33,8 @@ class ResizeFns:
 def make_resize_fns(
     mesh: Mesh | None, has_slots: bool, key_axis: int = -1, windows: tuple[int, ...] | None = None
 ) -> ResizeFns:
-    """The functions for states on the mesh, or on the default device.
-
-    Args:
-        has_slots: rows have begun at different steps, so that the ring may have wrapped; and rows that are kept stay on
-            their shard, where `keep_B` counts them. Otherwise it counts those of the whole batch.
-        key_axis: see `cache.key_axis`; -1 with slots.
-        windows: see ResizeFns; None with slots.
-    """
+    """`has_slots`: rows began at different steps, so the ring may have wrapped, and kept rows stay on their shard,
+    where `keep_B` counts them. `key_axis` is then -1 and `windows` None."""
     specs, heads = state_specs(), PartitionSpec("rows", "tensor")
     rest_specs = _without_caches(specs)
     compact_layer, compact_rest = _compact_layer, _compact_rest
@@ -59,7 +47,7 @@ def make_resize_fns(
         compact_rest = jax.shard_map(
             _compact_rest, mesh=mesh, in_specs=(rest_specs, rows, rows), out_specs=rest_specs, check_vma=False
         )
-    # Pinned, so that each function takes what any other one has made without compiling once more.
+    # Pinned, so that each function takes another's result without compiling again.
     of_layer, of_rest = shardings_of(mesh, heads), shardings_of(mesh, rest_specs)
     return ResizeFns(
         grow_layer=jax.jit(grow_layer, static_argnums=0, out_shardings=of_layer),
@@ -71,7 +59,7 @@ def make_resize_fns(
 
 
 def grow_cache(fns: ResizeFns, state: DecodeState, bucket: int) -> DecodeState:
-    """The same rows with room for `bucket` new tokens. The old suffix is deleted."""
+    """Makes room for `bucket` new tokens. The old suffix is deleted."""
     layers = list(zip(state.suffix.k, state.suffix.v, strict=True))
     rest = fns.grow_rest(bucket, _without_caches(state))
     for index, window in enumerate(fns.windows or (0,) * len(layers)):
@@ -83,9 +71,8 @@ def grow_cache(fns: ResizeFns, state: DecodeState, bucket: int) -> DecodeState:
 
 
 def compact_rows(fns: ResizeFns, state: DecodeState, keep_B: np.ndarray) -> DecodeState:
-    """The rows `keep_B` alone, each with its own copy of its prompt's keys and values (P becomes B). The old cache is
-    deleted."""
-    # The rows that are left need not come in equal groups, so that they can no longer share prompts by reshaping.
+    """Keeps the rows `keep_B`, each with a copy of its prompt's cache (P becomes B). The old cache is deleted."""
+    # The rows left may form unequal groups, so they cannot share prompts by reshaping.
     prompt_B = keep_B // (state.out_token_BS.shape[0] // state.prefix.length_P.shape[0])
     layers = list(zip(state.prefix.k, state.prefix.v, state.suffix.k, state.suffix.v, strict=True))
     rest = fns.compact_rest(_without_caches(state), prompt_B, keep_B)
@@ -97,7 +84,6 @@ def compact_rows(fns: ResizeFns, state: DecodeState, keep_B: np.ndarray) -> Deco
 
 
 def _replace_layer(layers: list[Layer], index: int, layer_fn: Callable) -> None:
-    """Replace a layer of the list by its new shape, and delete the old one."""
     layer = layers[index]
     # Waited for: calls are dispatched ahead of the device, and memory for all results would be taken at once.
     layers[index] = jax.block_until_ready(layer_fn(layer))
@@ -115,7 +101,7 @@ def _grow_layer(key_axis: int, bucket: int, layer: Layer, step: jax.Array) -> La
 
 
 def _grow_ring(bucket: int, layer: Layer, step: jax.Array) -> Layer:
-    """The column that is written next is moved to the end of the ring before columns are appended."""
+    """Moves the next column to the ring's end before columns are appended."""
     shift = layer[0].shape[-1] - step
     layer = kv.map_columns(lambda x, axis: jnp.roll(x, shift, axis), *layer)
     return kv.append_columns(bucket, *layer)
@@ -130,7 +116,7 @@ def _grow_rest(bucket: int, rest: DecodeState) -> DecodeState:
 
 
 def _grow_ring_rest(bucket: int, rest: DecodeState) -> DecodeState:
-    """What was sampled has been collected: `out` arrays need not be moved with the cache."""
+    """`out` arrays do not move with the cache: what was sampled has been collected."""
     return _grow_rest(bucket, rest).replace(step=jnp.full((), rest.out_token_BS.shape[1], jnp.int32))
 
 

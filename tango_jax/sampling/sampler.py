@@ -1,9 +1,5 @@
-"""Prompts in; sampled token ids and their log-probabilities out.
-
-The sampler runs on the host and drives jitted functions: in batches that follow each other (`batches.py`), or, with a
-budget of cached tokens, in one that is refilled as rows end (`continuous.py`). All shapes come from fixed buckets
-(`buckets.py`), and `compile_ahead` compiles all of them.
-"""
+"""Prompts in; sampled token ids and log-probabilities out, in consecutive batches (`batches.py`) or, with a budget of
+cached tokens, in one that is refilled as rows end (`continuous.py`)."""
 
 import dataclasses
 import functools
@@ -31,10 +27,7 @@ from tango_jax.sharding.placement import Placement
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """Samples from one model; made by `make_sampler`.
-
-    With several processes `layout` concerns all of them; everything after it happens in each process by itself.
-    """
+    """All processes take part in `layout`; each calls the rest by itself."""
 
     config: SamplerConfig
     placement: Placement | None  # None: the default device alone
@@ -42,41 +35,30 @@ class Sampler:
     driver: BatchDriver | ContinuousDriver  # with the other jitted functions; jax.jit specialises each by shape
 
     def layout(self, weights: dict) -> dict:
-        """The weights as the other methods take them (see decode_layers.split_layers). Call it once per phase."""
+        """Weights as the other methods take them (see decode_layers.split_layers). Call it once per phase."""
         laid_out = self.layout_fn(weights)
         return to_local(self.placement, laid_out) if self.placement else laid_out
 
     def sample(self, weights: dict, request: SampleRequest) -> Rollout:
-        """Sample every row of the request.
-
-        Raises:
-            ValueError: there is no prompt, one is empty or longer than the last prompt bucket, or a limit is below 1.
-            FloatingPointError: logits are NaN or infinite, so there is nothing to draw a token from.
-        """
+        """ValueError: no prompt, an empty or too long one, or a limit below 1. FloatingPointError: infinite or NaN
+        logits."""
         check_request(request, self.config.prompt_buckets[-1])
         return self.driver.sample(weights, with_row_arrays(request, self.config.cache_buckets[-1]))
 
     def compile_now(self, weights: dict, group_sizes: Sequence[int]) -> None:
-        """Compile everything that requests with these group sizes can need. Nothing is computed."""
+        """Compiles everything that requests with these group sizes can need. Nothing is computed."""
         with CompileAhead() as ahead:
             self.compile_ahead(ahead, weights, group_sizes)
 
     def compile_ahead(self, ahead: CompileAhead, weights: dict, group_sizes: Sequence[int]) -> None:
-        """The same, beside what else `ahead` compiles."""
         self.driver.compile_ahead(ahead, weights, group_sizes)
 
 
 def make_sampler(
     model_config: ModelConfig, config: SamplerConfig, stop_ids: tuple[int, ...], placement: Placement | None = None
 ) -> Sampler:
-    """Build the sampler of one policy; without a placement, for the default device.
-
-    On several devices rows are split over them, and row buckets are rounded up to multiples of their number.
-
-    Raises:
-        ValueError: `config.cache_tokens` has no room for the smallest batch at its longest, or the device cannot run
-            the decode attention that is asked for.
-    """
+    """The sampler of one policy; without a placement, on the default device. Row buckets are rounded up to multiples of
+    the devices. ValueError: `config.cache_tokens` is too small, or the device cannot run the decode attention."""
     # Joined matrices cannot be split over devices.
     join = placement is None or placement.local.shape["tensor"] == 1
     split = functools.partial(decode_layers.split_layers, model_config, join)
@@ -89,7 +71,7 @@ def make_sampler(
     device = mesh.devices.flat[0] if placement else jax.local_devices()[0]
     implementation = decode_attention_of(model_config, config.buckets, config.cache_tokens, device)
     model_config = dataclasses.replace(model_config, decode_attention=implementation)
-    # Pinned, so that each function takes what any other one has made without compiling once more.
+    # Pinned, so that each function takes another's result without compiling again.
     specs, max_new = state_specs(), config.cache_buckets[-1]
     state_shardings = shardings_of(mesh, specs)
     keeps_all = config.cache_tokens > 0

@@ -1,19 +1,13 @@
 """Continuous batching: which rows run next and in what shape, within a budget of cached tokens.
 
-In: where every row of a request stands (`Table`). Out: the next `Action`, and the table after it. Pure functions on the
-host: `continuous.py` carries the actions out, `replay` counts them for given lengths.
+Pure functions on the host take a `Table` and return the next `Action` and table: `continuous.py` carries actions out,
+`replay` counts them. A batch has slots of S cached new tokens; slots x (prompt bucket + S) is at most `cache_tokens`.
+Each shard (a group of devices, of Z) has R slots. The shape runs the most rows, with the smallest such cache:
 
-A decode batch has slots of S cached new tokens each; slots x (prompt bucket + S) stays within `cache_tokens`. The
-schedule takes the shape in which most rows can run, and among equals the smallest cache:
-
-    - A request begins with many rows in the first cache bucket. Prompts are read in chunks, and refill slots as rows
-      end.
-    - While enough rows wait, a row that fills the cache bucket leaves its slot; its cache is saved to host memory.
-    - Once fewer rows can run in this bucket than in the next, the cache grows. Running rows stay, as many as fit; saved
-      rows take the other slots, the longest first.
+    - At first many rows run in the first cache bucket. Chunks of prompts are read, and refill slots as rows end.
+    - While enough rows wait, a row that fills the bucket leaves its slot; its cache is saved to host memory.
+    - Once more rows can run in the next bucket, the cache grows. The longest saved rows take free slots of any shard.
     - When no row waits, the batch shrinks through the row buckets.
-
-Each group of devices (shard, of Z) has R slots. A saved row may be restored on any shard.
 """
 
 import dataclasses
@@ -31,16 +25,12 @@ WAITING, READY, RUNNING, SAVED, DONE = range(5)
 
 
 class Shape(NamedTuple):
-    """Sizes of a decode batch."""
-
     rows: int
     cache: int  # new tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the schedule of one request keeps to."""
-
     group_size: int  # M rows of each prompt; row b is one of prompt b // M
     shards: int  # Z
     cache_buckets: tuple[int, ...]
@@ -49,7 +39,6 @@ class Limits:
 
 
 def limits_of(config: SamplerConfig, prompt_bucket: int, group_size: int) -> Limits:
-    """The limits of a request with prompts of this bucket."""
     return Limits(
         group_size=group_size,
         shards=config.row_multiple,
@@ -60,7 +49,7 @@ def limits_of(config: SamplerConfig, prompt_bucket: int, group_size: int) -> Lim
 
 
 class Table(NamedTuple):
-    """Where every row of a request stands (B rows, Z shards of R slots, Q prompts of a chunk on each shard)."""
+    """Where every row stands (B rows, Z shards of R slots, Q prompts of a chunk on each shard)."""
 
     shape: Shape | None  # None: nothing is on the device yet
     status_B: np.ndarray  # WAITING to DONE
@@ -70,46 +59,42 @@ class Table(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """A row in a slot of a shard."""
-
     row: int
     shard: int
     slot: int
 
 
 class Resize(NamedTuple):
-    """Change the batch to this shape; the first time, make it."""
+    """Changes the batch's shape; the first time, makes it."""
 
     shape: Shape
     slot_ZR: np.ndarray  # the slots that stay, in their new order
 
 
 class Save(NamedTuple):
-    """Copy running rows to host memory; their slots become free."""
+    """Copies running rows to host memory; their slots become free."""
 
     seats: tuple[Seat, ...]
 
 
 class Restore(NamedTuple):
-    """Copy saved rows back into free slots."""
-
     seats: tuple[Seat, ...]
 
 
 class Read(NamedTuple):
-    """Read a chunk of prompts, and sample the first token of their rows."""
+    """Reads a chunk of prompts and samples their rows' first tokens."""
 
     prompt_ZQ: np.ndarray
 
 
 class Insert(NamedTuple):
-    """Put ready rows into free slots."""
+    """Puts ready rows into free slots."""
 
     seats: tuple[Seat, ...]
 
 
 class Decode(NamedTuple):
-    """Sample until a row has filled the cache bucket, or no more than `min_alive` rows are running."""
+    """Samples until a row fills the cache bucket, or at most `min_alive` rows run."""
 
     min_alive: int
 
@@ -118,13 +103,12 @@ Action = Resize | Save | Restore | Read | Insert | Decode
 
 
 def new_table(limits: Limits, num_rows: int) -> Table:
-    """A request that has not been begun."""
     empty = np.full((limits.shards, limits.chunk_prompts // limits.shards), NONE)
     return Table(None, np.full(num_rows, WAITING), np.zeros(num_rows, int), np.full((limits.shards, 0), NONE), empty)
 
 
 def next_action(limits: Limits, table: Table) -> Action | None:
-    """What to do next; None once every row has ended."""
+    """None once every row has ended."""
     if (table.status_B == DONE).all():
         return None
     shape = best_shape(limits, table)
@@ -146,7 +130,6 @@ def next_action(limits: Limits, table: Table) -> Action | None:
 
 
 def best_shape(limits: Limits, table: Table) -> Shape:
-    """The shape in which most rows can run, and among equals the one with the smallest cache, from the present on."""
     length_B = np.maximum(1, table.length_B[table.status_B != DONE])  # reading a prompt gives its rows a token
     present = table.shape.cache if table.shape else 0
     rows = [
@@ -158,7 +141,6 @@ def best_shape(limits: Limits, table: Table) -> Shape:
 
 
 def _seats_to_save(limits: Limits, table: Table, shape: Shape) -> tuple[Seat, ...]:
-    """Running rows that have no room in the shape: too long for its cache, or too many on their shard."""
     seats = []
     for shard, row_R in enumerate(table.row_ZR):
         slots = np.flatnonzero(row_R != NONE)
@@ -172,7 +154,7 @@ def _seats_to_save(limits: Limits, table: Table, shape: Shape) -> tuple[Seat, ..
 
 
 def _slots_to_keep(limits: Limits, table: Table, shape: Shape) -> np.ndarray:
-    """int[Z, R]: running rows first; others only fill the shape. Where no row has to go, all stay where they are."""
+    """int[Z, R]: running rows first. Where no row has to go, all stay where they are."""
     if shape.rows == table.shape.rows:
         return np.broadcast_to(np.arange(table.row_ZR.shape[1]), table.row_ZR.shape)
     order_ZR = np.argsort(table.row_ZR == NONE, axis=1, kind="stable")
@@ -180,12 +162,11 @@ def _slots_to_keep(limits: Limits, table: Table, shape: Shape) -> np.ndarray:
 
 
 def _free_slots(table: Table) -> list[list[tuple[int, int]]]:
-    """For each shard its free slots, as (shard, slot)."""
     return [[(z, int(slot)) for slot in np.flatnonzero(row_R == NONE)] for z, row_R in enumerate(table.row_ZR)]
 
 
 def _seats_to_restore(table: Table) -> tuple[Seat, ...]:
-    """Saved rows that the cache bucket has room for: those that have come furthest first, spread over the shards."""
+    """The longest first, spread over the shards."""
     rows = np.flatnonzero((table.status_B == SAVED) & (table.length_B < table.shape.cache))
     rows = rows[np.argsort(-table.length_B[rows], kind="stable")]
     free = [place for places in itertools.zip_longest(*_free_slots(table)) for place in places if place]
@@ -193,7 +174,6 @@ def _seats_to_restore(table: Table) -> tuple[Seat, ...]:
 
 
 def _ready_rows(limits: Limits, table: Table, shard: int) -> np.ndarray:
-    """The ready rows whose prompts are on the shard."""
     prompts = table.prompt_ZQ[shard]
     rows = (prompts[prompts != NONE, None] * limits.group_size + np.arange(limits.group_size)).reshape(-1)
     return rows[table.status_B[rows] == READY]
@@ -208,10 +188,8 @@ def _seats_to_insert(limits: Limits, table: Table) -> tuple[Seat, ...]:
 
 
 def _prompts_to_read(limits: Limits, table: Table) -> np.ndarray | None:
-    """int[Z, Q]: the next prompts for shards with free slots and no ready row; None if there is nothing to read.
-
-    The other shards keep theirs, which are read once more: a chunk is one computation on all shards.
-    """
+    """int[Z, Q]: prompts for shards with free slots and no ready row, or None. Other shards read theirs again, because
+    a chunk is one computation on all shards."""
     needing = [
         shard for shard, free in enumerate(_free_slots(table)) if free and not len(_ready_rows(limits, table, shard))
     ]
@@ -229,7 +207,6 @@ def _prompts_to_read(limits: Limits, table: Table) -> np.ndarray | None:
 
 
 def _min_alive(limits: Limits, table: Table) -> int:
-    """How few rows may be running before something else is to be done."""
     alive, level = int((table.row_ZR != NONE).sum()), limits.cache_buckets.index(table.shape.cache)
     is_saved_B = table.status_B == SAVED
     is_left = np.isin(table.status_B, (WAITING, READY)) | (is_saved_B & (table.length_B < table.shape.cache))
@@ -243,7 +220,7 @@ def _min_alive(limits: Limits, table: Table) -> int:
 
 
 def apply(limits: Limits, table: Table, action: Action) -> Table:
-    """The table after an action, as far as that is known beforehand: `advance` enters what rows have sampled."""
+    """The table after an action; `advance` enters what rows have sampled."""
     status_B, row_ZR = table.status_B.copy(), table.row_ZR.copy()
     match action:
         case Resize(shape, slot_ZR):
@@ -266,14 +243,12 @@ def apply(limits: Limits, table: Table, action: Action) -> Table:
 
 
 def new_rows(limits: Limits, table: Table, prompt_ZQ: np.ndarray) -> np.ndarray:
-    """The rows of these prompts that have not been read before."""
     prompts = prompt_ZQ[prompt_ZQ != NONE]
     rows = (prompts[:, None] * limits.group_size + np.arange(limits.group_size)).reshape(-1)
     return rows[table.status_B[rows] == WAITING]
 
 
 def advance(table: Table, length_B: np.ndarray, is_ended_B: np.ndarray) -> Table:
-    """The table once rows have these lengths, and those of `is_ended_B` have ended."""
     status_B, row_ZR = np.where(is_ended_B, DONE, table.status_B), table.row_ZR.copy()
     is_row_ZR = row_ZR != NONE
     row_ZR[is_row_ZR] = np.where(is_ended_B[row_ZR[is_row_ZR]], NONE, row_ZR[is_row_ZR])
@@ -281,15 +256,11 @@ def advance(table: Table, length_B: np.ndarray, is_ended_B: np.ndarray) -> Table
 
 
 class Segment(NamedTuple):
-    """Decode steps in the same shape."""
-
     shape: Shape
     steps: int
 
 
 class Replay(NamedTuple):
-    """What sampling a request does."""
-
     segments: tuple[Segment, ...]  # in order
     chunks: tuple[int, ...]  # of prompts that were read, each by the first that it has
     saved: int  # how often a row was copied to host memory
@@ -298,7 +269,7 @@ class Replay(NamedTuple):
 
 
 def replay(limits: Limits, length_B: Sequence[int]) -> Replay:
-    """The schedule of rows that end at these lengths; none is 0 or above the last cache bucket."""
+    """The schedule of rows that end at these lengths, each from 1 to the last cache bucket."""
     length_B, table = np.asarray(length_B), new_table(limits, len(length_B))
     segments, chunks, saved = [], [], 0
     while (action := next_action(limits, table)) is not None:

@@ -1,7 +1,7 @@
-"""The jitted functions of continuous batching that run no model: rows that enter a decode state and rows that leave it.
+"""The jitted functions of continuous batching that run no model: rows enter and leave a decode state.
 
-A slot is a row of the state. Slots are numbered on their shard; a number that is none of its slots stands for no row.
-Every function touches the caches of its own rows alone, and no shard reads another's.
+A slot is a row of the state, numbered on its shard; a number beyond them stands for no row. No shard reads another's
+caches.
 """
 
 import dataclasses
@@ -22,8 +22,6 @@ from tango_jax.sampling.decode import DecodeState, StartedRows, row_uniforms, sh
 
 @struct.dataclass
 class NewRows:
-    """Rows that enter a state, as far as their caches do not tell."""
-
     slot_B: np.ndarray  # int32
     token_B: np.ndarray  # int32, the newest token
     length_B: np.ndarray  # int32, new tokens so far
@@ -35,7 +33,7 @@ class NewRows:
 
 @struct.dataclass
 class RowCache:
-    """Caches of a row of each shard: keys and values of its prompt, and of its new tokens from column 0 on."""
+    """One row of each shard: its prompt's keys and values, and its new tokens' from column 0 on."""
 
     prefix_k: kv.Cached  # [L, Z, K, E, prompt bucket]
     prefix_v: kv.Cached  # [L, Z, K, prompt bucket, E]
@@ -45,8 +43,6 @@ class RowCache:
 
 @dataclasses.dataclass(frozen=True)
 class SlotFns:
-    """Made by `make_slot_fns`."""
-
     make_empty: Callable  # (rows, prompt bucket, cache bucket) -> DecodeState
     insert: Callable  # (DecodeState, StartedRows, NewRows) -> DecodeState; the state is donated
     save: Callable  # (DecodeState, slot_Z) -> (is_alive_B, RowCache)
@@ -55,13 +51,11 @@ class SlotFns:
     cache_sharding: jax.sharding.Sharding | None  # of a RowCache
 
     def compile_ahead(self, ahead: CompileAhead) -> "SlotFns":
-        """The same functions wrapped so that a call compiles them and returns the shapes of their results."""
         fns = {name: ahead(getattr(self, name)) for name in ("make_empty", "insert", "save", "restore", "widen")}
         return dataclasses.replace(self, **fns)
 
 
 def make_slot_fns(config: ModelConfig, max_new: int, mesh: Mesh | None) -> SlotFns:
-    """The functions for states on the mesh, or on the default device; rows have up to `max_new` new tokens."""
     state, of_cache, rows = state_specs(), PartitionSpec(None, "rows", "tensor"), PartitionSpec("rows")
     new_rows = NewRows(**{field.name: rows for field in dataclasses.fields(NewRows)} | {"key_data": PartitionSpec()})
     started = StartedRows(prefix=state.prefix, token_B=rows, logp_B=rows, is_alive_B=rows)
@@ -92,7 +86,6 @@ def make_slot_fns(config: ModelConfig, max_new: int, mesh: Mesh | None) -> SlotF
 
 
 def empty_state(config: ModelConfig, max_new: int, rows: int, prompt_bucket: int, cache_bucket: int) -> DecodeState:
-    """A state of free slots, each with room for a prompt of its own."""
     prefix = kv.init_suffix(config, rows, prompt_bucket)
     return DecodeState(
         prefix=kv.Prefix(k=prefix.k, v=prefix.v, length_P=jnp.ones((rows,), jnp.int32)),
@@ -113,7 +106,7 @@ def _put(target: jax.Array, slot_B: jax.Array, rows: jax.Array | float) -> jax.A
 
 
 def _put_rows(max_new: int, state: DecodeState, new: NewRows) -> DecodeState:
-    """Everything about the rows but their caches. Random numbers depend on key and row alone, and are drawn again."""
+    """Everything but the caches. Random numbers depend on key and row alone, and are drawn again."""
     return state.replace(
         prefix=state.prefix.replace(length_P=_put(state.prefix.length_P, new.slot_B, new.prompt_length_B)),
         token_B=_put(state.token_B, new.slot_B, new.token_B),
@@ -125,10 +118,8 @@ def _put_rows(max_new: int, state: DecodeState, new: NewRows) -> DecodeState:
 
 
 def _insert(max_new: int, state: DecodeState, started: StartedRows, new: NewRows) -> DecodeState:
-    """Rows whose prompts have just been read, and which have no new token in the cache yet."""
     state = _put_rows(max_new, state, new)
     P, B, width = started.prefix.length_P.shape[0], new.slot_B.shape[0], state.prefix.v[0].shape[-2]
-    # Their bucket may be smaller than the state's.
     widened = [kv.append_columns(width, *layer) for layer in zip(started.prefix.k, started.prefix.v, strict=True)]
     k, v = zip(*widened, strict=True)
 
@@ -146,12 +137,12 @@ def _insert(max_new: int, state: DecodeState, started: StartedRows, new: NewRows
 
 
 def _first_column(state: DecodeState, length: jax.Array) -> jax.Array:
-    """The column of the first new token of a row with `count` new tokens. The newest is not in the cache yet."""
+    """The column of a row's first new token. The newest is not in the cache yet."""
     return (state.step - length) % state.out_token_BS.shape[1]
 
 
 def _save(state: DecodeState, slot_1: jax.Array) -> tuple[jax.Array, RowCache]:
-    """The caches of one row of the shard, and which rows are alive without it."""
+    """One row's caches, and which rows are alive without it."""
     slot = jnp.minimum(slot_1[0], state.length_B.shape[0] - 1)
     first = _first_column(state, state.length_B[slot])
 
@@ -166,7 +157,7 @@ def _save(state: DecodeState, slot_1: jax.Array) -> tuple[jax.Array, RowCache]:
 
 
 def _restore(max_new: int, state: DecodeState, cache: RowCache, new: NewRows) -> DecodeState:
-    """One row on the shard, with its new tokens in the columns before the one that is written next."""
+    """The row's new tokens go into the columns before the next one."""
     state = _put_rows(max_new, state, new)
     first = _first_column(state, new.length_B[0])
 
@@ -188,6 +179,5 @@ def _restore(max_new: int, state: DecodeState, cache: RowCache, new: NewRows) ->
 
 
 def _widen(bucket: int, cache: RowCache) -> RowCache:
-    """The same row with room for `bucket` new tokens."""
     suffix_k, suffix_v = kv.append_columns(bucket, cache.suffix_k, cache.suffix_v)
     return cache.replace(suffix_k=suffix_k, suffix_v=suffix_v)
