@@ -1,11 +1,9 @@
-"""Stage-1 examples from a file of tagged solutions, such as the output of stage 0.
+"""Stage-1 examples from tagged solutions, such as the output of stage 0.
 
-Takes rows; returns a function of an index. Stage of the loop: stage 1 (SFT). A row has `question` (or `problem`),
-`solution` in the generator's format and, if the verifier has a stage 1 of its own, `verification` in the verifier's.
-
-`task.stage_one` names a file, or the workdir of stage 0, which stands for the train.parquet in it. If there is a
-validation.parquet beside the train.parquet, the held-out loss is measured on it. Otherwise rows of the file itself are
-held out, whole questions at a time.
+A row has `question` (or `problem`), `solution` in the generator's format and, if the verifier has its own stage 1,
+`verification` in the verifier's. `task.stage_one` names a file, or the workdir of stage 0, which stands for its
+train.parquet. A validation.parquet beside it gives the held-out loss. Otherwise rows of the file are held out, whole
+questions at a time.
 """
 
 from collections.abc import Callable
@@ -25,7 +23,7 @@ from tango_jax.tasks.task import SftExample
 
 
 class TaggedRow(NamedTuple):
-    """One example for each role; `verification` is empty if the file has none."""
+    """One example for each role; `verification` may be empty."""
 
     problem: Problem
     solution: str
@@ -33,25 +31,21 @@ class TaggedRow(NamedTuple):
     verification: str
 
     def example(self, role: str) -> SftExample:
-        """Return the example that the role imitates."""
         if role == "generator":
             return SftExample(self.problem, "", 0, self.solution)
         return SftExample(self.problem, self.solution, self.num_steps, self.verification)
 
 
 class TaggedRows(NamedTuple):
-    """The rows of the files that `task.stage_one` names."""
+    """The files that `task.stage_one` names."""
 
     rows: list[TaggedRow]
     heldout: list[TaggedRow]  # from a file of their own; if empty, some of `rows` are held out
 
 
 def read_stage_one(source: str, is_for_verifier: bool) -> TaggedRows:
-    """Read the rows to imitate and, if they have a file of their own, the rows for the held-out loss.
-
-    Raises:
-        ValueError: see `read_tagged_rows`.
-    """
+    """Read the rows to imitate and, if they have their own file, the held-out rows. Raises ValueError as
+    `read_tagged_rows`."""
     path = Path(source).expanduser()
     if source.startswith(HUB_PREFIX):
         return TaggedRows(read_tagged_rows(source, is_for_verifier), [])
@@ -70,9 +64,8 @@ def read_stage_one(source: str, is_for_verifier: bool) -> TaggedRows:
 def read_tagged_rows(source: str, is_for_verifier: bool, may_be_empty: bool = False) -> list[TaggedRow]:
     """Read every row of a file or hub id.
 
-    Raises:
-        ValueError: the file does not exist, or a row lacks its question, a solution with steps and an answer or (for
-            the verifier) a verification with a judgement of each step and a verdict.
+    Raises ValueError: the file does not exist, or a row lacks its question, a solution with steps and an answer or (for
+    the verifier) a verification with a judgement of each step and a verdict.
     """
     rows = []
     for row in read_rows(source, may_be_empty):
@@ -103,8 +96,6 @@ def read_tagged_rows(source: str, is_for_verifier: bool, may_be_empty: bool = Fa
 
 
 class TaggedExamples(NamedTuple):
-    """What a task needs from such a file."""
-
     sft_example: Callable[[str, str, int], SftExample]
     num_train: int
     num_heldout: int
@@ -121,14 +112,10 @@ def make_tagged_examples(
     over_fn: Callable[[str, SftExample], Over],
     excluded: frozenset[str] = frozenset(),
 ) -> TaggedExamples:
-    """Split the rows by seed, unless the held-out rows have a file of their own; rows over a limit are left out.
+    """Split the rows by seed, unless held-out rows have their own file; rows over a limit are left out.
 
-    Args:
-        over_fn: see `prompt_lengths.make_over`.
-        excluded: `question_key` of the problems that must not be imitated.
-
-    Raises:
-        ValueError: too few rows remain.
+    `over_fn`: see `prompt_lengths.make_over`. `excluded`: `question_key` of problems that must not be imitated. Raises
+    ValueError: too few rows remain.
     """
     row_of = {row.problem.id: row for row in (*tagged.rows, *tagged.heldout)}
 
@@ -137,7 +124,7 @@ def make_tagged_examples(
         roles = ROLES if row.verification else ("generator",)
         return Over(*map(max, zip(*(over_fn(role, row.example(role)) for role in roles), strict=True)))
 
-    # `excluded` applies only to imitation: the held-out loss may be measured on evaluation problems.
+    # The held-out loss may be measured on evaluation problems.
     heldout = [row.problem for row in tagged.heldout]
     set_aside = excluded | {question_key(problem.question) for problem in heldout}
     imitated = [row.problem for row in tagged.rows if question_key(row.problem.question) not in set_aside]
