@@ -1,7 +1,5 @@
-"""Every record that passes between stages of the loop, in the order of the data flow.
-
-Axis letters are those of tango_jax/README.md. `Batch` and `TrainState` are passed to the jitted steps.
-"""
+"""Every record that passes between parts of the loop, in the order of the data flow. Axis letters:
+tango_jax/README.md."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +13,6 @@ from flax import struct
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One problem of a task."""
-
     id: str
     question: str
     answer: str  # the gold answer, in the form that the grader expects
@@ -131,7 +127,7 @@ class Responses:
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """A part of a reward or an advantage, weight x value, under the name by which the report shows it."""
+    """A part of a reward or an advantage, weight x value, under its name in the report."""
 
     name: str
     weight: float | np.ndarray  # one for all rows, or float [B]
@@ -139,15 +135,13 @@ class Term:
 
 
 class Rewards(NamedTuple):
-    """One reward for every response that is trained on."""
-
     reward_B: np.ndarray  # float32
     metrics: dict[str, float]
     terms: tuple[Term, ...] = ()  # what reward_B is the sum of; empty: the report shows it alone
 
 
 class StepRewards(NamedTuple):
-    """The rewards of the steps of B solutions, at the token that ends each step."""
+    """Rewards of the steps of B solutions, at the token that ends each step."""
 
     reward_BT: np.ndarray  # float32
     is_end_BT: np.ndarray  # bool
@@ -173,13 +167,12 @@ class Memory:
         return dataclasses.replace(self, **fields)
 
     def stored(self) -> dict[str, Any]:
-        """As checkpoints hold it."""
         return {field.name: dict(value) if isinstance(value := getattr(self, field.name), Mapping) else value
                 for field in dataclasses.fields(self)}
 
     @classmethod
     def restored(cls, meta: Mapping[str, Any]) -> "Memory":
-        """Of what `stored` returned; what a checkpoint lacks is as at the start."""
+        """From `stored`; what a checkpoint lacks is as at the start."""
         passes = {key: tuple(counts) for key, counts in meta.get("passes", {}).items()}
         return cls(meta["turn"], meta["cursors"], tuple(meta["label_counts"]), tuple(meta.get("evidence", ())), passes,
                    meta.get("own", {}))
@@ -187,8 +180,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """What a turn teaches: the responses that are trained on, their rewards, and the terms of each token's advantage.
-    """
+    """What a turn teaches."""
 
     responses: Responses  # of the role that is trained, B
     reward: Rewards
@@ -202,9 +194,9 @@ class Lesson:
 class Batch:
     """Packed sequences for scoring and updates: N micro-batches, each with Z shards of R rows of T tokens.
 
-    On the host these are NumPy arrays, and Z counts the shards of this process. A micro-batch is a Batch whose fields
-    have lost the N axis. With shared prompts, each shard also has Q prefixes of X tokens: prompts without their last
-    token, to which the responses of all rows that refer to them attend. Else Q is 0.
+    NumPy arrays on the host, where Z counts the shards of this process. A micro-batch is a Batch without the N axis.
+    With shared prompts, each shard also has Q prefixes of X tokens: prompts without their last token, to which the
+    responses of all their rows attend. Else Q is 0.
     """
 
     prefix_token_NZQX: Any  # int32
@@ -231,19 +223,17 @@ def with_base(base: dict | None, params: dict) -> dict:
 
 @struct.dataclass
 class TrainState:
-    """The state that an update (rl/update.py) reads and writes; its buffers are donated. Checkpoints hold all of it but
-    the base."""
+    """What an update (rl/update.py) reads and writes; its buffers are donated. Checkpoints hold all but the base."""
 
     params: Any  # what is trained
     opt_state: Any
     step: jax.Array  # int32[], number of updates
-    # What is not: the parameters that adapters belong to (models/lora.py), which both roles may share; {}: none. It is
-    # neither donated nor saved.
+    # The frozen parameters of adapters (models/lora.py), which both roles may share; {}: none. Neither donated nor
+    # saved.
     base: Any = struct.field(default_factory=dict)
 
     @property
     def weights(self) -> dict:
-        """What forward passes take."""
         return with_base(self.base, self.params)
 
 
@@ -252,8 +242,6 @@ States = dict[str, TrainState]  # by role
 
 @dataclasses.dataclass(frozen=True)
 class TurnResult:
-    """What `loop.turn.run_turn` returns."""
-
     states: States
     metrics: dict[str, float]
     sampled: list[Responses]  # in the order of the calls
