@@ -1,4 +1,4 @@
-"""Exact arithmetic on text: finds and replaces numbers, and evaluates expressions such as `(48+2)/2` (`gsm8k.py`)."""
+"""Exact arithmetic on text, such as `(48+2)/2`, for `gsm8k.py`."""
 
 import ast
 import operator
@@ -17,7 +17,7 @@ def numbers_in(text: str) -> list[Fraction]:
 
 
 def replace_numbers(text: str, replacement: Mapping[Fraction, Fraction]) -> str:
-    """Replace the numbers that are keys of `replacement`. Thousands separators stay."""
+    """Thousands separators stay."""
 
     def replace(match: re.Match) -> str:
         new = replacement.get(_value(match[0]))
@@ -27,7 +27,6 @@ def replace_numbers(text: str, replacement: Mapping[Fraction, Fraction]) -> str:
 
 
 def number_text(number: Fraction, has_commas: bool = False) -> str:
-    """Decimal digits of a number with `has_short_decimals`."""
     assert has_short_decimals(number), number
     value = int(number) if number.denominator == 1 else float(number)
     return f"{value:,}" if has_commas else str(value)
@@ -39,7 +38,7 @@ def has_short_decimals(number: Fraction) -> bool:
 
 
 def value_of(expression: str) -> Fraction | None:
-    """The exact value of an expression of numbers, + - * / and brackets; None for any other text."""
+    """An expression has numbers, + - * / and brackets; None for any other text."""
     try:
         # Python rejects leading zeros and would read a comma as a tuple.
         plain = _NUMBER.sub(lambda match: match[0].replace(",", "").lstrip("0") or "0", expression.strip())

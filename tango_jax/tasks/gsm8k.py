@@ -1,7 +1,6 @@
 """Stage-1 text of both roles from the worked answers of GSM8K, for runs without a teacher.
 
-A worked answer repeats every computation for a calculator, as in `She sold 48/2 = <<48/2=24>>24 clips.`, and ends with
-the line `#### 72`.
+An answer repeats every computation, as in `She sold 48/2 = <<48/2=24>>24 clips.`, and ends with `#### 72`.
 """
 
 import re
@@ -25,23 +24,19 @@ class VerifierExample(NamedTuple):
 
 
 class _Worked(NamedTuple):
-    """An answer as it is, or with an injected mistake."""
-
     lines: tuple[str, ...]  # including the calculator's marks
     answer: str
 
 
 def gsm8k_solution_text(row: dict[str, Any]) -> str:
-    """The generator's response to a row of format gsm8k (`row_formats`): each line is a step, without calculator
-    marks."""
     return _solution_text(_worked(row))
 
 
 def gsm8k_verifier_example(row: dict[str, Any], seed: int, index: int) -> VerifierExample:
     """A solution, half the time with one wrong step, and its verification; deterministic in (row, seed, index).
 
-    Later steps continue with the wrong number. They follow from the steps before them and count as correct, but the
-    final answer is wrong, so the verdict always equals the grade. A row into which no such mistake fits stays correct.
+    Later steps continue with the wrong number and count as correct. The final answer is wrong, so the verdict equals
+    the grade. A row into which no such mistake fits stays correct.
     """
     rng = np.random.default_rng((seed, index))
     worked, wrong_position, remarks = _worked(row), None, {}
@@ -76,13 +71,13 @@ def _remark_on(line: str, mistaken: str) -> str:
 
 
 def _result_mark(line: str) -> re.Match | None:
-    """The last computation of the line, or None; `<<24=24>>` is no computation."""
+    """The last computation of the line, or None; `<<24=24>>` is none."""
     marks = [mark for mark in _MARK.finditer(line) if _OPERATION.search(mark[1])]
     return marks[-1] if marks else None
 
 
 def _with_mistake(worked: _Worked, position: int, question: str, rng: np.random.Generator) -> _Worked | None:
-    """Put a wrong result into one line and carry it through to the answer; None if that is impossible."""
+    """Carries a wrong result through to the answer; None if that is impossible."""
     mark = _result_mark(worked.lines[position])
     value = None if mark is None else value_of(mark[2])
     if value is None or value <= 0 or value_of(mark[1]) != value:
@@ -101,7 +96,6 @@ def _with_mistake(worked: _Worked, position: int, question: str, rng: np.random.
 def _carry_on(
     worked: _Worked, position: int, value: Fraction, wrong: Fraction, known: set[Fraction]
 ) -> _Worked | None:
-    """Replace `value` from the result of line `position` on, and recompute all that depends on it."""
     changed = {value: wrong}
     head, mark = worked.lines[position], _result_mark(worked.lines[position])
     rest = replace_numbers(head[mark.end() :], changed)
@@ -118,7 +112,7 @@ def _carry_on(
 
 
 def _recomputed(line: str, changed: dict[Fraction, Fraction], known: set[Fraction]) -> str | None:
-    """The line with changed numbers, whose results are added to `changed`; None if that is ambiguous."""
+    """Adds results to `changed`; None if the line is ambiguous."""
     parts, end = [], 0
     for mark in _MARK.finditer(line):
         parts.append(replace_numbers(line[end : mark.start()], changed))

@@ -1,7 +1,4 @@
-"""Stage-1 examples and the verifier's fixed pool, made from GSM8K rows.
-
-Rows are split once by seed. Rows held out for the loss and the pool are never imitated.
-"""
+"""Stage-1 examples and the verifier's fixed pool from GSM8K rows. Held-out rows are never imitated."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -44,11 +41,8 @@ def make_gsm8k_examples(
 ) -> Gsm8kExamples:
     """Make examples from rows with at least `min_steps` lines: shorter solutions lose format score.
 
-    Args:
-        over_fn: see `prompt_lengths.make_over`; rows over a limit are left out.
-        excluded: `question_key` of problems that must not be imitated.
-
-    Raises ValueError: a row is not in the GSM8K format, or too few rows remain.
+    Args: see `tagged_examples.make_tagged_examples`. Raises ValueError: a row is not in the GSM8K format, or too few
+    rows remain.
     """
     fields_of, problems, num_excluded = {}, [], 0
     for row in rows:

@@ -1,7 +1,7 @@
 """Last-letter concatenation, a synthetic task that runs anywhere.
 
-A problem numbers its words (`cat#1 dog#2`). A solution names the last letter of each word, one per step, then joins the
-letters. Every example is a pure function of (seed, split, index).
+A problem numbers its words (`cat#1 dog#2`). A solution names the last letter of each word, one per step, then joins
+them. Every example is a pure function of (seed, split, index).
 
 The SFT teachers err on purpose: for words that end in a "hard" letter, the generator's usually names the next letter of
 the alphabet, and the verifier's often reads that letter too. Reinforcement learning has to correct both.
@@ -41,26 +41,23 @@ class LastLetterConfig:
 
 
 def split_config(task: ConfigDict, split: str) -> LastLetterConfig:
-    """The settings of one of SPLITS in tasks/sizes.py."""
     words, letters = size_ranges(task, split, SIZES)
     noise = task.claim_noise if split == "sft" else 0.0
     return LastLetterConfig(words, letters, task.hard_error, EASY_ERROR, task.reading_error, noise)
 
 
 def symbols(max_words: int) -> list[str]:
-    """The user-defined symbols of the task's tokenizer."""
     numbers = [f"#{k}" for k in range(1, max_words + 1)]
     # The order fixes the token ids, and so the result of every seed.
     return [*CONTRACT_SYMBOLS[:-3], *numbers, *CONTRACT_SYMBOLS[-3:], " ends in ", " reads ", ", says "]
 
 
 def tokenizer_model(task: ConfigDict) -> bytes:
-    """A SentencePiece model with the letters, and the symbols of the configured sizes."""
     return train_sentencepiece(ALPHABET, symbols(largest_size(task, "words")))
 
 
 def longest_texts(words: int, letters: int) -> dict[str, int]:
-    """Token counts of the texts about `words` words of `letters` letters, in the template "plain", with BOS and EOS."""
+    """Token counts of the texts in the template "plain", with BOS and EOS."""
     question = 1 + words * (letters + 2)
     solution = 6 * words + 7
     return {
@@ -72,7 +69,6 @@ def longest_texts(words: int, letters: int) -> dict[str, int]:
 
 
 def confuse(letter: str) -> str:
-    """The letter that a misreading produces."""
     return chr((ord(letter) - ord("a") + 1) % 26 + ord("a"))
 
 
@@ -92,7 +88,7 @@ def _problem(words: list[str], problem_id: str) -> Problem:
 
 
 def problem(config: LastLetterConfig, seed: int, split: str, index: int, stream: int = 0) -> Problem:
-    """Problem number `index` of a split; another `stream` gives other problems of the same kind."""
+    """Another `stream` gives other problems of the same kind."""
     return _problem(_words(example_rng(seed, split, index, stream), config), f"last_letter/{split}/{index}")
 
 
@@ -140,7 +136,6 @@ def verification_text(readings: list[str], claims: list[str]) -> str:
 
 
 def generator_example(config: LastLetterConfig, seed: int, split: str, index: int) -> tuple[Problem, str]:
-    """(problem, the teacher's solution) for SFT of the generator."""
     rng = example_rng(seed, split, index)
     words = _words(rng, config)
     letters = [_named_letter(rng, word[-1], config.hard_error, config.easy_error) for word in words]
@@ -150,11 +145,9 @@ def generator_example(config: LastLetterConfig, seed: int, split: str, index: in
 def mixed_solution(
     config: LastLetterConfig, seed: int, split: str, index: int
 ) -> tuple[Problem, str, np.random.Generator]:
-    """(problem, solution, random generator). Half of the solutions err on hard letters at a rate from U(0, 1), the
-    others not at all.
+    """(problem, solution, random generator). Half of the solutions err on hard letters, at a rate from U(0, 1).
 
-    `claim_noise` is for stage 1: if nearly every claim is correct, copying the claim is as good as reading the word,
-    and some models learn to copy.
+    `claim_noise` is for stage 1: if nearly all claims are correct, some models learn to copy the claim.
     """
     rng = example_rng(seed, split, index)
     words = _words(rng, config)
@@ -165,7 +158,6 @@ def mixed_solution(
 
 
 def verifier_example(config: LastLetterConfig, seed: int, split: str, index: int) -> tuple[Problem, str, str]:
-    """(problem, solution, the teacher's verification) for SFT of the verifier."""
     problem, solution, rng = mixed_solution(config, seed, split, index)
     words = question_words(problem.question)
     claims = [match[2] for match in _STEP.finditer(solution)]
@@ -173,16 +165,14 @@ def verifier_example(config: LastLetterConfig, seed: int, split: str, index: int
 
 
 def _readings(rng: np.random.Generator, words: list[str], config: LastLetterConfig) -> list[str]:
-    """What the verifier's teacher reads."""
     return [_named_letter(rng, word[-1], config.reading_error, config.easy_error) for word in words]
 
 
 def further_example(
     config: LastLetterConfig, seed: int, split: str, index: int, prompt: str
 ) -> tuple[Problem, str, str, str]:
-    """(problem, solution, verification, response) for SFT of a further prompt (text/prompts.py). A second try writes
-    what the verification reads. A second judgement judges each remark, by a teacher who errs like the first. A verifier
-    that is shown the answer does not err and has no verification before it."""
+    """(problem, solution, verification, response) for a further prompt (text/prompts.py). A second try writes what the
+    verification reads. A second judgement errs like the first. A verifier that sees the answer does not err."""
     problem, solution, rng = mixed_solution(config, seed, split, index)
     words = question_words(problem.question)
     claims = [match[2] for match in _STEP.finditer(solution)]

@@ -22,8 +22,6 @@ from tango_jax.text.tokenizer import Tokenizer
 
 
 class _StageOne(NamedTuple):
-    """Text to imitate, and the problems held out from it."""
-
     sft_example: Callable
     roles: tuple[str, ...]
     note: str
@@ -34,10 +32,9 @@ class _StageOne(NamedTuple):
 
 
 def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = ()) -> Task:
-    """Make the task from `config.task`. `further`: the verifier's further prompts.
+    """`further`: the verifier's further prompts.
 
-    Raises ValueError: a file cannot be read, too few problems fit the limits, or training and test are graded
-    differently.
+    Raises ValueError: a file cannot be read, too few problems fit, or training and test are graded differently.
     """
     task, limit = config.task, config.generator.max_prompt
     num_tokens_fn = make_num_tokens(config, tokenizers, further)
@@ -113,7 +110,6 @@ def _fingerprint(*sets: Sequence[Problem]) -> str:
 
 
 def _shared(problems: Sequence[Problem], others: Sequence[Problem]) -> int:
-    """How many of the problems share a question with one of the others."""
     known = {question_key(problem.question) for problem in others}
     return sum(question_key(problem.question) in known for problem in problems)
 
@@ -121,7 +117,6 @@ def _shared(problems: Sequence[Problem], others: Sequence[Problem]) -> int:
 def _make_stage_one(
     config: ConfigDict, over_fn: Callable[[str, SftExample], Over], excluded: frozenset[str]
 ) -> _StageOne:
-    """`excluded`: `question_key` of the problems on which the generator is evaluated."""
     task = config.task
     if not task.stage_one:
 

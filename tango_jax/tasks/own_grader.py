@@ -2,9 +2,9 @@
 
     name(problem, answer) -> bool
 
-`problem` is a `records.Problem`, and `answer` the text in the last box of a solution; without a box a solution is
-wrong. The grader replaces the comparison with `problem.answer` everywhere; `python -m tango_jax.evaluate` takes it as
---grader. Stage 0 and that command store a digest of its file with every grade, and grade again when it differs.
+`problem` is a `records.Problem`, and `answer` the text in the last box; without a box a solution is wrong. The grader
+replaces the comparison with `problem.answer` everywhere; `python -m tango_jax.evaluate` takes it as --grader. Stage 0
+and that command store a digest of its file with every grade, and grade again when it differs.
 """
 
 import dataclasses
@@ -25,8 +25,6 @@ MADE_UP = ("?", "")  # models write anything
 
 
 class Graded(Protocol):
-    """The fields of a Task that say how answers are graded."""
-
     grade_kind: str
     is_correct: Callable[[Problem, str], bool] | None
 
@@ -51,15 +49,11 @@ class OwnGrader:
 
 
 def load_grader(key: str, name: str) -> OwnGrader | None:
-    """The function `name`; None if the name is empty. `key`: the setting that names it.
-
-    Raises ValueError: it cannot be loaded, or takes other parameters.
-    """
+    """None if the name is empty. Raises ValueError: `name` cannot be loaded, or takes other parameters."""
     return OwnGrader(load_function(key, name, PARAMETERS), source_digest(name)) if name else None
 
 
 def version_of(grader: OwnGrader | None) -> str:
-    """The digest stored with grades; empty if answers were compared."""
     return grader.digest if grader else ""
 
 
@@ -68,13 +62,11 @@ def grader_of(task: ConfigDict) -> OwnGrader | None:
 
 
 def is_grade(result: object) -> bool:
-    """Whether a grader may return this: True or False, of Python or NumPy."""
     return isinstance(result, (bool, np.bool_))
 
 
 def try_grader(graded: Graded, problem: Problem) -> list[str]:
-    """Call a user's grader on made-up answers; returns warnings to log. Raises ValueError: it failed, took too long, or
-    returned no bool."""
+    """Call a user's grader on made-up answers; returns warnings. Raises ValueError: it failed or returned no bool."""
     if graded.is_correct is None:
         return []
     try:
@@ -108,12 +100,8 @@ def grade_own_solutions(graded: Graded, problems: Sequence[Problem], texts: Sequ
 
 
 def grade_solutions(graded: Graded, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
-    """Grade one solution text per problem, by the user's function or by comparison.
-
-    Raises:
-        ValueError: the user's function failed.
-        RuntimeError: the worker processes of the math library cannot start.
-    """
+    """Grade one solution text per problem. Raises ValueError: the user's function failed; RuntimeError: the worker
+    processes of the math library cannot start."""
     if graded.is_correct is None:
         return grade_many(texts, [problem.answer for problem in problems], graded.grade_kind)
     answers = [answer_of(text) for text in texts]

@@ -31,8 +31,8 @@ class Over(NamedTuple):
 def make_num_tokens(
     config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = ()
 ) -> Callable[[Problem], int]:
-    """num_tokens_fn(problem): tokens of the generator's prompt, to be compared with generator.max_prompt. If the
-    verifier's prompt is too long even with an empty solution, its excess counts instead."""
+    """num_tokens_fn(problem): tokens of the generator's prompt, or more by the verifier's excess with an empty
+    solution."""
     limit, verifier_limit = config.generator.max_prompt, config.verifier.max_prompt
     generator_tokens, verifier_tokens = _make_counts(config, tokenizers, further).values()
     empty = verifier_tokens(_EMPTY)
@@ -51,8 +51,7 @@ def make_num_tokens(
 def _make_counts(
     config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt]
 ) -> dict[str, Callable[[Problem], int]]:
-    """By role, a function that counts the tokens of its longest prompt; the verifier's with an empty solution. Prompts
-    that users wrote are not counted: what they are about is unknown."""
+    """By role, tokens of the longest prompt; the verifier's without a solution. Users' prompts are not counted."""
     templates = {role: load_template(role, config[role].template) for role in ROLES}
 
     def generator_tokens(problem: Problem) -> int:
@@ -74,14 +73,8 @@ def check_lengths(
     config: ConfigDict, tokenizers: dict[str, Tokenizer], problems: Iterable[Problem], source: str,
     has_ids: bool = True, further: Sequence[Prompt] = (),
 ) -> None:  # fmt: skip
-    """Raise ValueError if a prompt exceeds a role's limit, with the longest one of each role.
-
-    Args:
-        problems: samples of what the source makes.
-        source: the setting that makes the problems, for the message.
-        has_ids: whether the message may name a problem by its id.
-        further: the verifier's further prompts.
-    """
+    """Raise ValueError if a prompt exceeds a role's limit. `source`: the setting that makes the problems; `has_ids`:
+    the message may name a problem by its id."""
     num_tokens_fn, limit = make_num_tokens(config, tokenizers, further), config.generator.max_prompt
     over = [problem for problem in problems if num_tokens_fn(problem) > limit]
     if not over:

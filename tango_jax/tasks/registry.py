@@ -31,14 +31,9 @@ SHOWN = 5  # characters that a warning shows
 def make_task(
     config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Mapping[str, Sequence[Prompt]] | None = None
 ) -> Task:
-    """Make the task `config.task.name`.
+    """Make the task `config.task.name`. `further`: further prompts by role (`Method.further_prompts`).
 
-    Args:
-        tokenizers: by role, to measure prompt lengths.
-        further: the further prompts of each role (`Method.further_prompts`).
-
-    Raises ValueError: a file cannot be read, too few problems fit the limits, or the task lacks what the settings
-    require.
+    Raises ValueError: a file cannot be read, too few problems fit, or the task lacks what the settings require.
     """
     task = _make(config, tokenizers, (further or {}).get("verifier", ()))
     for role in ROLES:
@@ -62,8 +57,6 @@ def make_task(
 
 
 def _with_further(further: Mapping[str, tuple[str, ...]], task: Task) -> Callable[[str, str, int], SftExample]:
-    """Stage-1 examples in which a role's further prompts alternate with its own."""
-
     def sft_example(role: str, split: str, index: int) -> SftExample:
         names = ("", *further.get(role, ()))
         number, which = divmod(index, len(names))
@@ -74,7 +67,6 @@ def _with_further(further: Mapping[str, tuple[str, ...]], task: Task) -> Callabl
 
 
 def _unknown_notes(config: ConfigDict, task: Task, tokenizers: dict[str, Tokenizer]) -> list[str]:
-    """A warning for each role whose tokenizer lacks characters of its template or of the first problems."""
     if not tokenizers:
         return []
     problems = [task.train_problem(index) for index in range(LOOKED_AT)]
@@ -92,18 +84,18 @@ def _unknown_notes(config: ConfigDict, task: Task, tokenizers: dict[str, Tokeniz
 
 
 def example_solution(config: ConfigDict) -> tuple[Problem, str] | None:
-    """A held-out problem with a solution, of a synthetic task; None for others, whose files may be gone."""
+    """Of a synthetic task; None for others, whose files may be gone."""
     return _make_synthetic(config).pool_solution(0) if config.task.name in SYNTHETIC else None
 
 
 def tokenizer_model(config: ConfigDict) -> bytes:
-    """The SentencePiece model of a role without a checkpoint: the task's own, or else printable characters."""
+    """For a role without a checkpoint."""
     name = config.task.name
     return SYNTHETIC[name].tokenizer_model(config.task) if name in SYNTHETIC else printable_model()
 
 
 def example_problem(config: ConfigDict) -> Problem | None:
-    """A problem of a synthetic task; None for others, whose files may be gone."""
+    """Of a synthetic task; None for others, whose files may be gone."""
     return _make_synthetic(config).train_problem(0) if config.task.name in SYNTHETIC else None
 
 

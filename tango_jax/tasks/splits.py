@@ -1,8 +1,4 @@
-"""Training and validation splits, and the order in which training reads problems.
-
-Training reads `make_problem_order(...)(cursor)`. The cursor counts the problems seen since the start, so a checkpoint
-that stores it restores the order exactly.
-"""
+"""Training and validation splits, and the order in which training reads problems."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,7 +23,6 @@ class ProblemSplit(NamedTuple):
     num_shortened: int = 0  # of those that are too long: stage-1 solutions that the verifier's prompt would cut off
 
     def describe(self) -> str:
-        """One line for the log."""
         return (
             f"{len(self.train)} training and {len(self.validation)} validation problems; {self.num_too_long} left out "
             f"because of their length, the longest prompt has {self.longest_prompt} tokens"
@@ -35,8 +30,8 @@ class ProblemSplit(NamedTuple):
 
 
 def draw_questions(problems: Sequence[Problem], count: int, seed: int) -> frozenset[str]:
-    """Draw questions by `seed` until they cover at least `count` problems; return their `question_key`. All rows of a
-    question go together, or training would see its answer."""
+    """The `question_key` of questions with at least `count` problems. All rows of a question go together, or training
+    would see its answer."""
     sizes = Counter(question_key(problem.question) for problem in problems)
     questions, drawn, held = list(sizes), [], 0
     for place in np.random.default_rng((seed, _VALIDATION_STREAM)).permutation(len(questions)):
@@ -58,11 +53,8 @@ def split_problems(
 ) -> ProblemSplit:
     """Split off validation problems, then drop those of both parts whose prompt is over `max_tokens`.
 
-    Validation problems have a question in `validation`. By default `draw_questions` draws them before the filter, so
-    that another limit or tokenizer never moves a problem to the other part.
-
-    Raises ValueError: fewer than `batch_size` training problems remain, or no validation problem although some are
-    needed.
+    Validation problems have a question in `validation`, by default from `draw_questions`. They are drawn before the
+    filter: another limit or tokenizer never moves a problem. Raises ValueError: too few problems remain.
     """
     if validation is None:
         validation = draw_questions(problems, num_validation, seed)
@@ -98,14 +90,8 @@ def split_examples(
     seed: int,
     heldout: Sequence[Problem] = (),
 ) -> ProblemSplit:
-    """Split stage-1 examples likewise, keeping those over no limit.
-
-    Args:
-        over_fn: tokens by which the example of a problem exceeds each limit.
-        heldout: problems with other questions that form the held-out part; if empty, it is drawn from `problems`.
-
-    Raises ValueError: too few examples remain.
-    """
+    """Split stage-1 examples likewise, keeping those over no limit (`over_fn`). `heldout`: problems with other
+    questions; if empty, they are drawn from `problems`. Raises ValueError: too few examples remain."""
     over = {problem.id: over_fn(problem) for problem in (*problems, *heldout)}
     fitting = sum(max(tokens) <= 0 for tokens in over.values())
     wanted = 1 if heldout else num_heldout
@@ -123,11 +109,8 @@ def split_examples(
 
 
 def make_problem_order(problems: Sequence[Problem], seed: int) -> Callable[[int], Problem]:
-    """problem_fn(cursor): problem number `cursor` since the start of training, for any order of calls.
-
-    Each epoch has every problem once, shuffled by (seed, epoch). Raises ValueError: there are no problems, or the seed
-    is not in 0 .. 2**32 - 1.
-    """
+    """problem_fn(cursor): problem number `cursor` since the start, so a checkpoint stores one integer. Each epoch has
+    every problem once, shuffled by (seed, epoch). Raises ValueError: no problems, or a seed outside 0 .. 2**32 - 1."""
     if not problems or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"{len(problems)} problems and seed={seed}; there must be at least one problem, and the seed "
                          f"must be in 0 .. {MAX_SEED}")

@@ -47,25 +47,23 @@ class StateTrackingConfig:
 
 
 def split_config(task: ConfigDict, split: str) -> StateTrackingConfig:
-    """The settings of one of SPLITS in tasks/sizes.py."""
     (swaps,) = size_ranges(task, split, SIZES)
     noise = task.claim_noise if split == "sft" else 0.0
     return StateTrackingConfig(swaps, task.hard_error, EASY_ERROR, task.reading_error, noise)
 
 
 def symbols(max_swaps: int) -> list[str]:
-    """The user-defined symbols of the task's tokenizer: numbers and swaps are one token each."""
+    """Numbers and swaps are one token each."""
     numbers = [f"#{k}" for k in range(1, max_swaps + 1)]
     return [*CONTRACT_SYMBOLS, *numbers, *(f" {swap_text(swap)} " for swap in SWAPS), _START, ", says "]
 
 
 def tokenizer_model(task: ConfigDict) -> bytes:
-    """A SentencePiece model with the symbols of the configured sizes."""
     return train_sentencepiece(ALPHABET, symbols(largest_size(task, "swaps")))
 
 
 def longest_texts(swaps: int) -> dict[str, int]:
-    """Token counts of the texts about so many swaps, in the template "plain", with BOS and EOS."""
+    """Token counts of the texts in the template "plain", with BOS and EOS."""
     state = len(LETTERS)
     question = 3 + 2 * swaps + state
     solution = 7 + (4 + state) * swaps + state
@@ -87,8 +85,8 @@ def apply_swap(state: str, swap: Swap) -> str:
 
 
 def apply_mistaken(state: str, swap: Swap) -> str:
-    """A mistake: the letter of the second position moves to the first one, and those from there on shift by one. For
-    neighbours this is the right result."""
+    """The letter of the second position moves to the first one, and those from there on shift by one. For neighbours
+    this is right."""
     first, second = swap
     return state[: first - 1] + state[second - 1] + state[first - 1 : second - 1] + state[second:]
 
@@ -107,12 +105,10 @@ def _draw(rng: np.random.Generator, config: StateTrackingConfig) -> tuple[str, l
 
 
 def true_states(start: str, swaps: list[Swap]) -> list[str]:
-    """The state after each swap."""
     return list(itertools.accumulate(swaps, apply_swap, initial=start))[1:]
 
 
 def question_parts(question: str) -> tuple[str, list[Swap]]:
-    """The start state and the swaps."""
     swaps = [(int(first), int(second)) for first, second in _QUESTION_SWAP.findall(question)]
     return question.rpartition(_START)[2], swaps
 
@@ -123,17 +119,13 @@ def _problem(start: str, swaps: list[Swap], problem_id: str) -> Problem:
 
 
 def problem(config: StateTrackingConfig, seed: int, split: str, index: int, stream: int = 0) -> Problem:
-    """Problem number `index` of a split; another `stream` gives other problems of the same kind."""
+    """Another `stream` gives other problems of the same kind."""
     return _problem(*_draw(example_rng(seed, split, index, stream), config), f"state_tracking/{split}/{index}")
 
 
 def gold_steps(problem: Problem, steps: tuple[str, ...]) -> tuple[bool, ...]:
-    """Step k is correct if it names number k and swap k, and writes the state that the swap makes of the previous
-    written state.
-
-    That is the state in the nearest earlier well-formed step, or the start state. A correct swap from a wrong state is
-    correct. A step that returns to the true state in another way is wrong.
-    """
+    """Step k is correct if it names number k and swap k, and its state follows from the previous written state: of the
+    nearest earlier well-formed step, or the start. A step that returns to the true state in another way is wrong."""
     return tuple(kind in RIGHT_KINDS for kind in step_kinds(problem, steps))
 
 
@@ -164,14 +156,12 @@ def solution_text(swaps: list[Swap], states: list[str]) -> str:
 
 
 def verification_text(swaps: list[Swap], readings: list[str], claims: list[str]) -> str:
-    """For each step, the state that it should write and the one that it writes."""
     written = list(zip(swaps, readings, claims, strict=True))
     remarks = [f"#{k} {swap_text(swap)} {reading}, says {claim}" for k, (swap, reading, claim) in enumerate(written, 1)]
     return judged(remarks, [reading == claim for _, reading, claim in written])
 
 
 def _made(rng: np.random.Generator, state: str, swap: Swap, hard_error: float, easy_error: float) -> str:
-    """The state that an imperfect teacher makes of a state."""
     is_wrong = rng.random() < (hard_error if is_hard(swap) else easy_error)
     return apply_mistaken(state, swap) if is_wrong else apply_swap(state, swap)
 
@@ -179,7 +169,7 @@ def _made(rng: np.random.Generator, state: str, swap: Swap, hard_error: float, e
 def _written_states(
     rng: np.random.Generator, start: str, swaps: list[Swap], hard_error: float, easy_error: float, claim_noise: float
 ) -> list[str]:
-    """The states of a solution. Every step continues from the state before it, right or wrong."""
+    """Every step continues from the state before it, right or wrong."""
     states = [start]
     for swap in swaps:
         state = _made(rng, states[-1], swap, hard_error, easy_error)
@@ -188,7 +178,6 @@ def _written_states(
 
 
 def generator_example(config: StateTrackingConfig, seed: int, split: str, index: int) -> tuple[Problem, str]:
-    """(problem, the teacher's solution) for SFT of the generator."""
     rng = example_rng(seed, split, index)
     start, swaps = _draw(rng, config)
     states = _written_states(rng, start, swaps, config.hard_error, config.easy_error, claim_noise=0.0)
@@ -198,11 +187,9 @@ def generator_example(config: StateTrackingConfig, seed: int, split: str, index:
 def mixed_solution(
     config: StateTrackingConfig, seed: int, split: str, index: int
 ) -> tuple[Problem, str, np.random.Generator]:
-    """(problem, solution, random generator). Half of the solutions err on hard swaps at a rate from U(0, 1), the others
-    not at all.
+    """(problem, solution, random generator). Half of the solutions err on hard swaps, at a rate from U(0, 1).
 
-    `claim_noise` is for stage 1: if nearly every claim is correct, copying the claim is as good as making the swap, and
-    some models learn to copy.
+    `claim_noise` is for stage 1: if nearly all claims are correct, some models learn to copy the claim.
     """
     rng = example_rng(seed, split, index)
     start, swaps = _draw(rng, config)
@@ -212,8 +199,7 @@ def mixed_solution(
 
 
 def verifier_example(config: StateTrackingConfig, seed: int, split: str, index: int) -> tuple[Problem, str, str]:
-    """(problem, solution, the teacher's verification) for SFT of the verifier. The teacher works out each state from
-    the one written before."""
+    """The teacher works out each state from the one written before."""
     problem, solution, rng = mixed_solution(config, seed, split, index)
     start, swaps = question_parts(problem.question)
     claims = [match[3] for match in _STEP.finditer(solution)]
@@ -223,7 +209,6 @@ def verifier_example(config: StateTrackingConfig, seed: int, split: str, index: 
 def _readings(
     rng: np.random.Generator, start: str, swaps: list[Swap], claims: list[str], config: StateTrackingConfig
 ) -> list[str]:
-    """The state that the verifier's teacher makes of each state before."""
     return [
         _made(rng, written, swap, config.reading_error, config.easy_error)
         for written, swap in zip([start, *claims[:-1]], swaps, strict=True)
@@ -233,9 +218,8 @@ def _readings(
 def further_example(
     config: StateTrackingConfig, seed: int, split: str, index: int, prompt: str
 ) -> tuple[Problem, str, str, str]:
-    """(problem, solution, verification, response) for SFT of a further prompt (text/prompts.py). A second try writes on
-    from the first state that the verification corrects. A second judgement judges each remark, by a teacher who errs
-    like the first. A verifier that is shown the answer does not err and has no verification before it."""
+    """(problem, solution, verification, response) for a further prompt (text/prompts.py). A second try writes on from
+    the first corrected state. A second judgement errs like the first. A verifier that sees the answer does not err."""
     problem, solution, rng = mixed_solution(config, seed, split, index)
     start, swaps = question_parts(problem.question)
     claims = [match[3] for match in _STEP.finditer(solution)]

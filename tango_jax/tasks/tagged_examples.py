@@ -1,9 +1,8 @@
 """Stage-1 examples from tagged solutions, such as the output of stage 0.
 
-A row has `question` (or `problem`), `solution` in the generator's format and, if the verifier has its own stage 1,
-`verification` in the verifier's. `task.stage_one` names a file, or the workdir of stage 0, which stands for its
-train.parquet. A validation.parquet beside it gives the held-out loss. Otherwise rows of the file are held out, whole
-questions at a time.
+A row has `question` (or `problem`), `solution` and, if the verifier has its own stage 1, `verification`.
+`task.stage_one` names a file, or the workdir of stage 0 with its train.parquet. A validation.parquet beside it gives
+the held-out loss; otherwise whole questions of the file are held out.
 """
 
 from collections.abc import Callable
@@ -23,8 +22,6 @@ from tango_jax.tasks.task import SftExample
 
 
 class TaggedRow(NamedTuple):
-    """One example for each role; `verification` may be empty."""
-
     problem: Problem
     solution: str
     num_steps: int
@@ -37,15 +34,12 @@ class TaggedRow(NamedTuple):
 
 
 class TaggedRows(NamedTuple):
-    """The files that `task.stage_one` names."""
-
     rows: list[TaggedRow]
     heldout: list[TaggedRow]  # from a file of their own; if empty, some of `rows` are held out
 
 
 def read_stage_one(source: str, is_for_verifier: bool) -> TaggedRows:
-    """Read the rows to imitate and, if they have their own file, the held-out rows. Raises ValueError as
-    `read_tagged_rows`."""
+    """Rows to imitate and, if they have their own file, held-out rows. Raises ValueError as `read_tagged_rows`."""
     path = Path(source).expanduser()
     if source.startswith(HUB_PREFIX):
         return TaggedRows(read_tagged_rows(source, is_for_verifier), [])
@@ -62,11 +56,8 @@ def read_stage_one(source: str, is_for_verifier: bool) -> TaggedRows:
 
 
 def read_tagged_rows(source: str, is_for_verifier: bool, may_be_empty: bool = False) -> list[TaggedRow]:
-    """Read every row of a file or hub id.
-
-    Raises ValueError: the file does not exist, or a row lacks its question, a solution with steps and an answer or (for
-    the verifier) a verification with a judgement of each step and a verdict.
-    """
+    """Read a file or hub id. Raises ValueError: it does not exist, or a row lacks its question, a tagged solution or
+    (for the verifier) a verification with a judgement of each step and a verdict."""
     rows = []
     for row in read_rows(source, may_be_empty):
         fields = {str(key).lower(): value for key, value in row.fields.items()}
@@ -112,10 +103,13 @@ def make_tagged_examples(
     over_fn: Callable[[str, SftExample], Over],
     excluded: frozenset[str] = frozenset(),
 ) -> TaggedExamples:
-    """Split the rows by seed, unless held-out rows have their own file; rows over a limit are left out.
+    """Split the rows by seed, unless held-out rows have their own file.
 
-    `over_fn`: see `prompt_lengths.make_over`. `excluded`: `question_key` of problems that must not be imitated. Raises
-    ValueError: too few rows remain.
+    Args:
+        over_fn: see `prompt_lengths.make_over`; rows over a limit are left out.
+        excluded: `question_key` of problems that must not be imitated.
+
+    Raises ValueError: too few rows remain.
     """
     row_of = {row.problem.id: row for row in (*tagged.rows, *tagged.heldout)}
 

@@ -10,8 +10,6 @@ STREAMS = ("train", "verifier", "curriculum")
 
 
 class SftExample(NamedTuple):
-    """One example to imitate."""
-
     problem: Problem
     solution: str  # the solution that the verifier judges; empty for the generator
     num_steps: int  # number of steps in that solution
@@ -42,11 +40,10 @@ class Task(NamedTuple):
     # As `train_problem`, for the verifier's turns; None: they take `train_problem`.
     verifier_problem: Callable[[int], Problem] | None = None
     curriculum_problem: Callable[[int], Problem] | None = None  # None: there is no curriculum
-    # (problem, steps) -> the kind of each step or mistake, such as "two letters exchanged". The report counts the
-    # verifier's errors by kind.
+    # (problem, steps) -> the kind of each step or mistake, such as "two letters exchanged", for the report.
     step_kinds: Callable[[Problem, tuple[str, ...]], tuple[str, ...]] | None = None
-    # (problem, answer) -> whether the answer, the text in the last box, is right; None: it is compared as `grade_kind`
-    # says. `task.grader` replaces it.
+    # (problem, answer in the last box) -> whether it is right; None: compared by `grade_kind`. `task.grader` replaces
+    # it.
     is_correct: Callable[[Problem, str], bool] | None = None
     fingerprint: str = ""  # of problems that are read: a run resumes only with the same ones; empty: they are made here
     sft_fingerprint: str = ""  # the same of the text to imitate

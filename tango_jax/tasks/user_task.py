@@ -1,7 +1,5 @@
-"""User tasks: `task.name` names a function that takes the configuration and returns a `Task`.
-
-A mistake of it, or of a function of that Task, ends in one line with the setting, the file and the line.
-"""
+"""User tasks: `task.name` names a function (config) -> `Task`. Its mistakes end in one line with setting, file and
+line."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -29,11 +27,8 @@ def load_user_task(config: ConfigDict) -> UserFunction:
 
 
 def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = ()) -> Task:
-    """Make the task, and check its first problems. `further`: the verifier's further prompts.
-
-    Raises ValueError: a user's function failed or returned something else than tasks/task.py asks for, or prompts are
-    too long.
-    """
+    """`further`: the verifier's further prompts. Raises ValueError: a user's function failed or returned something else
+    than tasks/task.py says, or prompts are too long."""
     make_fn = load_user_task(config)
     task = make_fn.call(config)
     if not isinstance(task, Task):
@@ -64,7 +59,6 @@ def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer], further
 
 
 def _checked(make_fn: UserFunction, name: str, function: Callable) -> Callable:
-    """The Task's function `name`, with errors and results checked."""
     own_fn = dataclasses.replace(make_fn, function=function)
 
     def call(*args: Any) -> Any:
@@ -78,7 +72,6 @@ def _checked(make_fn: UserFunction, name: str, function: Callable) -> Callable:
 
 
 def _mistake(name: str, result: Any, args: tuple) -> str:
-    """What is wrong with the result of one of the Task's functions, or ""."""
     if name == "pool_solution":
         is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str)
         return _problem_mistake(result[0]) if is_pair else "it must return a Problem and the text of a solution"

@@ -34,10 +34,8 @@ class Pieces(NamedTuple):
 
 
 def byte_level_backend(pieces: Pieces, merges: Sequence[str], split: str) -> Tokenizer:
-    """Byte-level BPE like GPT-2's: bytes are written as letters, and words are split before merging, by one of SPLITS.
-
-    Raises ValueError: the split is unknown, or the merges do not match the pieces.
-    """
+    """Byte-level BPE like GPT-2's; `split`, one of SPLITS, separates words. Raises ValueError: the split is unknown, or
+    the merges do not match the pieces."""
     if split not in SPLITS:
         raise ValueError(f"pre-tokenizer {split!r} is not one of {', '.join(SPLITS)}")
     vocab = _vocab(pieces)
@@ -52,9 +50,8 @@ def byte_level_backend(pieces: Pieces, merges: Sequence[str], split: str) -> Tok
 
 
 def sentencepiece_backend(pieces: Pieces, scores: Sequence[float], has_prefix: bool) -> Tokenizer:
-    """BPE like SentencePiece's: spaces are written as a letter, unknown characters as bytes. The pair that forms the
-    piece with the highest score is merged first. `has_prefix`: a space is added before the text, and decoding removes
-    it."""
+    """BPE like SentencePiece's: the pair that forms the piece with the highest score is merged first. `has_prefix`: a
+    space is added before the text, and decoding removes it."""
     blanks = normalizers.Replace(" ", METASPACE)
     model = models.BPE(
         vocab=_vocab(pieces),
@@ -74,10 +71,8 @@ def sentencepiece_backend(pieces: Pieces, scores: Sequence[float], has_prefix: b
 
 
 def read_sentencepiece(path: Path) -> Tokenizer:
-    """Load a SentencePiece model file (Llama-2, Mistral). Prompts start with its BOS.
-
-    Raises ValueError: the file is no SentencePiece model, or its model is not BPE or rewrites the text.
-    """
+    """Load a SentencePiece model file (Llama-2, Mistral); prompts start with BOS. Raises ValueError: its model is not
+    BPE or rewrites the text."""
     proto = sentencepiece_model_pb2.ModelProto()
     try:
         proto.ParseFromString(path.read_bytes())
@@ -132,7 +127,7 @@ def _pairs(merges: Sequence[str], vocab: dict[str, int]) -> list[tuple[str, str]
 
 
 def _merges_of_scores(pieces: Pieces, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to form a piece from two others, the highest score first."""
+    """The highest score first."""
     normal = {text: score for text, kind, score in zip(*pieces, scores, strict=True) if kind == PieceKind.NORMAL}
     merges = []
     for text, _ in sorted(normal.items(), key=lambda item: -item[1]):

@@ -20,8 +20,8 @@ CONTRACT_SYMBOLS = (
 
 
 def train_sentencepiece(alphabet: str, symbols: Sequence[str]) -> bytes:
-    """The bytes of a SentencePiece model with one piece per letter and per symbol. Symbols may contain spaces and are
-    matched first, the longest before the others."""
+    """One piece per letter and per symbol. Symbols may contain spaces; they are matched first, the longest before
+    others."""
     assert not alphabet.endswith("\n"), "SentencePiece drops a line break at the end of a text"
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -45,13 +45,12 @@ def train_sentencepiece(alphabet: str, symbols: Sequence[str]) -> bytes:
 
 
 def printable_model() -> bytes:
-    """A SentencePiece model of the printable ASCII characters and the text contract."""
     return train_sentencepiece("\n" + string.printable[:95], CONTRACT_SYMBOLS)
 
 
 def write_character_tokenizer(model: bytes, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json for a SentencePiece model without merges. A regular expression
-    takes the longest symbol at each position, or else a letter, as the model does."""
+    """Write tokenizer.json and tokenizer_config.json, with a regular expression that takes the longest symbol, or else
+    a letter."""
     from transformers import PreTrainedTokenizerFast  # takes a second to import, and only exports need it
 
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)

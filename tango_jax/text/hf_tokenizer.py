@@ -31,12 +31,8 @@ _PROBE = "Two  words\n\t12 \u00e9 \u6570\u5b66 \U0001f642 \\frac{1}{2}$ <step>."
 def load_hf_tokenizer(folder: str | Path, vocab_size: int, use_chat: bool = False) -> Tokenizer:
     """Load tokenizer.json of a Hugging Face folder, or else the SentencePiece model tokenizer.model.
 
-    Args:
-        vocab_size: rows of the model's embedding; ids beyond the tokenizer's stand for no text.
-        use_chat: wrap every prompt, as a user turn, in the model's chat template.
-
-    Raises ValueError: files are missing, broken, of another family or contradict each other; more tokens than
-    `vocab_size`; no end-of-sequence id; or `use_chat` without a chat template.
+    `vocab_size`: rows of the embedding; ids beyond the tokenizer's stand for no text. `use_chat`: wrap every prompt in
+    the chat template. Raises ValueError: files are missing, broken, unsupported or contradict each other.
     """
     folder = Path(folder)
     settings = _read_json(folder / "tokenizer_config.json")
@@ -54,8 +50,6 @@ def load_hf_tokenizer(folder: str | Path, vocab_size: int, use_chat: bool = Fals
 
 
 class Chat(NamedTuple):
-    """A chat template, reduced to one user turn and its answer."""
-
     wrap_fn: Callable[[str], str]  # formats text as the first user turn of a conversation, up to the answer's start
     end_ids: tuple[int, ...]  # the special token that closes the answer; empty if plain text closes it
 
@@ -80,8 +74,8 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _add_listed_tokens(backend: tokenizers.Tokenizer, settings: dict, folder: Path, vocab_size: int) -> None:
-    """Add the tokens that only `added_tokens_decoder` or added_tokens.json name, such as the marks of chat turns. A
-    tokenizer.model has none of them. Ids beyond the embedding, often for padding, cannot be used and are left out."""
+    """Add the tokens that only `added_tokens_decoder` or added_tokens.json name, such as the marks of chat turns. Ids
+    beyond the embedding, often for padding, are left out."""
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     try:
         listed = {int(token): tokenizers.AddedToken(record["content"],
@@ -117,10 +111,8 @@ def make_tokenizer(
 ) -> Tokenizer:
     """Reduce a `tokenizers` object to what the loop needs, and check that our decoding agrees with the library's.
 
-    The first of `stop_ids` ends the responses of stage 1. With `chat`, this is the token with which the template closes
-    an answer, which a base model's `stop_ids` may lack; sampling then stops at any of them.
-
-    Raises ValueError: more tokens than `vocab_size`, stop ids outside of it, or tokens of an unsupported family.
+    The first of `stop_ids` ends the responses of stage 1. With `chat` it closes the template's answers; a base model's
+    `stop_ids` may lack it. Raises ValueError: ids outside of `vocab_size`, or tokens of an unsupported family.
     """
     added = backend.get_added_tokens_decoder()
     controls = {token for token, entry in added.items() if _is_control(entry)}
@@ -172,11 +164,8 @@ def make_tokenizer(
 def make_chat(
     backend: tokenizers.Tokenizer, template: str | None, special_tokens: dict[str, str], source: str
 ) -> Chat:
-    """Build the chat template of a model. `wrap_fn` writes the special tokens, BOS included if the template has it, so
-    encode its text without adding any.
-
-    Raises ValueError: there is no template, or it does not accept one user turn.
-    """
+    """`wrap_fn` writes the special tokens, BOS included if the template has it. Raises ValueError: there is no
+    template, or it does not accept one user turn."""
     from transformers import PreTrainedTokenizerFast  # takes a second to import, and only chat prompts need it
 
     if not template:
@@ -246,7 +235,7 @@ def _is_control(added: tokenizers.AddedToken) -> bool:
 
 
 def byte_letters() -> str:
-    """The letters that stand for the 256 bytes in a byte-level vocabulary (GPT-2's alphabet)."""
+    """GPT-2's alphabet: letters for the 256 bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return "".join(chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256))
@@ -264,7 +253,7 @@ def _metaspace_bytes(piece: str) -> bytes:
 
 
 def _bos_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tuple[int, ...]:
-    """The ids that the model's tokenizer prepends, by `add_bos_token` or else by its post-processor."""
+    """By `add_bos_token`, or else by the tokenizer's post-processor."""
     adds_bos = settings.get("add_bos_token")
     if adds_bos is None:
         bare = backend.encode("a", add_special_tokens=False).ids
@@ -276,8 +265,8 @@ def _bos_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tup
 
 
 def _stop_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tuple[int, ...]:
-    """The end-of-sequence ids: first the tokenizer's, with which stage 1 ends responses, then the model's.
-    Llama-3.1-Instruct's generation config lists <|end_of_text|> first, but its turns close with <|eot_id|>."""
+    """First the tokenizer's, with which stage 1 ends responses, then the model's. Llama-3.1-Instruct's generation
+    config lists <|end_of_text|> first, but its turns close with <|eot_id|>."""
     settings = _read_json(folder / "special_tokens_map.json") | settings
     own_text = _token_text(settings.get("eos_token"))
     for name in ("generation_config.json", "config.json"):
@@ -300,12 +289,11 @@ def _id_of(backend: tokenizers.Tokenizer, text: str | None, name: str, folder: P
 
 
 def _token_text(token: str | dict | None) -> str | None:
-    """Files store a special token as a string or as a record."""
     return token["content"] if isinstance(token, dict) else token
 
 
 def _chat_template(folder: Path, settings: dict) -> str | None:
-    """The template from any of three possible files; of several named ones, the default."""
+    """Of several named templates, the default."""
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8-sig")
     template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
@@ -321,5 +309,4 @@ def has_chat_template(folder: str | Path) -> bool:
 
 
 def _read_json(path: Path) -> dict:
-    """Empty if the model comes without this file."""
     return read_json_object(path, "copy it from the model's page again") if path.is_file() else {}

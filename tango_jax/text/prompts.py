@@ -1,7 +1,7 @@
-"""What a prompt contains: the records that it is about in, token ids out.
+"""Prompts: the records that a prompt is about in, token ids out.
 
-A `Prompt` fills the fields of a role's template (templates.py), so any template serves. SOLVE and JUDGE are the roles'
-own; the others belong to relatives of the method (method/relatives.py), or to users' methods.
+A `Prompt` fills the fields of any template (templates.py). SOLVE and JUDGE are the roles' own; the others belong to
+relatives of the method (method/relatives.py), or to users' methods.
 """
 
 import dataclasses
@@ -23,9 +23,8 @@ from tango_jax.text.tokenizer import Tokenizer
 
 
 class Fields(NamedTuple):
-    """`question` stands for {problem}; in the verifier's template `text` stands for {solution}, and `num_steps`. A
-    generator's question that shows `text` is a function of it. The end of `text` is cut off where the prompt is too
-    long."""
+    """`question` stands for {problem}. In the verifier's template, `text` stands for {solution}; its end is cut off
+    where the prompt is too long. A generator's question that shows `text` is a function of it."""
 
     question: str | Callable[[str], str]
     text: str = ""
@@ -99,12 +98,10 @@ PROMPTS = MappingProxyType({one.name: one for one in (SOLVE, JUDGE, SECOND_TRY, 
 
 
 def solution_of(problem: Problem, text: str, num_steps: int = 0) -> Solution:
-    """A solution that was not sampled."""
     return Solution(problem, text, ("",) * num_steps, (), 1.0, True, None)
 
 
 def verification_of(problem: Problem, solution: str, verification: str, num_steps: int = 0) -> Verification:
-    """A solution and its verification that were not sampled."""
     judged = solution_of(problem, solution, num_steps)
     return Verification(verification, (), "INVALID", 1.0, True, judged.steps, of=judged)
 
@@ -112,8 +109,8 @@ def verification_of(problem: Problem, solution: str, verification: str, num_step
 def prompt_ids(
     prompt: Prompt, template: str, tokenizer: Tokenizer, parent: Any, max_prompt: int
 ) -> tuple[list[int], bool]:
-    """The token ids of a prompt about `parent`, and whether the end of its text was cut off to fit `max_prompt`. Raises
-    PromptTooLong: it is too long even without the text."""
+    """Token ids, and whether the end of the text was cut off. Raises PromptTooLong: it is too long even without the
+    text."""
     problem, fields = problem_of(parent), prompt.fields(parent, template in (GENERATOR_PLAIN, VERIFIER_PLAIN))
     if prompt.role == "verifier":
         asked = dataclasses.replace(problem, question=fields.question)

@@ -55,8 +55,7 @@ Solution in {num_steps} steps:
 Verification:
 """
 
-# For models trained from scratch: instructions would teach them nothing and cost tokens. They learn the format in stage
-# 1.
+# For models trained from scratch: instructions would teach them nothing. They learn the format in stage 1.
 GENERATOR_PLAIN = "{problem}\n"
 VERIFIER_PLAIN = "{problem}\n{solution}\n{num_steps}\n"
 
@@ -78,8 +77,8 @@ class PromptTooLong(ValueError):
 
 
 def load_template(role: str, name: str) -> str:
-    """Return the text of a template; a `name` with {problem} in it is that text. Raises ValueError: `name` is neither
-    known nor a readable file, or the template lacks a field that the role needs."""
+    """A `name` with {problem} in it is the text. Raises ValueError: `name` is neither known nor a readable file, or a
+    field is missing."""
     if (role, name) in TEMPLATES:
         return TEMPLATES[role, name]
     is_file = is_template_file(role, name)
@@ -91,7 +90,6 @@ def load_template(role: str, name: str) -> str:
 
 
 def is_template_file(role: str, name: str) -> bool:
-    """Whether `name` is neither a known name nor the text itself."""
     return (role, name) not in TEMPLATES and "{problem}" not in name
 
 
@@ -108,7 +106,7 @@ def _read_template(role: str, name: str) -> str:
 
 
 def templates_digest(templates: Mapping[str, str]) -> str:
-    """A digest of {role: text of its template}: a run knows by it whether a template file has changed."""
+    """From {role: text}: a run knows by it whether a template file has changed."""
     return hashlib.sha256(json.dumps(dict(templates)).encode()).hexdigest()
 
 
@@ -126,9 +124,8 @@ def verifier_prompt(
 ) -> tuple[list[int], bool]:
     """Return the prompt ids, and whether the end of the solution was cut off to fit `max_prompt` tokens.
 
-    Model text never causes an error. If the number of steps leaves no room even for an empty solution, the prompt
-    states MANY_STEPS, with which the problem has passed the length filter. Raises PromptTooLong: even that does not
-    fit.
+    Model text never causes an error: if the number of steps leaves no room, the prompt states MANY_STEPS, with which
+    the problem has passed the length filter. Raises PromptTooLong: even that does not fit.
     """
 
     question = tokenizer.as_text(problem.question)
@@ -151,14 +148,12 @@ def verifier_prompt(
 
 
 def longest_that_fits(text: str, length_fn: Callable[[str], int], limit: int) -> str:
-    """The longest beginning of a text with which a prompt has at most `limit` tokens."""
     prefixes = range(1, len(text) + 1)
     return text[: bisect.bisect_right(prefixes, limit, key=lambda length: length_fn(text[:length]))]
 
 
 def judged(remarks: Sequence[str], is_right: Sequence[bool], end: str = "") -> str:
-    """A verification to imitate: a remark on each step with its mark, and the verdict, CORRECT if all steps are. `end`
-    follows each line."""
+    """A verification to imitate. The verdict is CORRECT if all steps are; `end` follows each line."""
     marks = ["CORRECT" if right else "INCORRECT" for right in (*is_right, all(is_right))]
     pairs = zip(remarks, marks[:-1], strict=True)
     blocks = "".join(f"<step>{remark} \\boxed{{{mark}}}</step>{end}" for remark, mark in pairs)

@@ -1,7 +1,6 @@
 """Text to token ids and back, with the character span of every token.
 
-Spans come from the sampled ids, never from tokenizing the text again. A character whose bytes are split across two
-tokens ends in the second one.
+Spans come from the sampled ids. A character split across two tokens ends in the second one.
 """
 
 import bisect
@@ -40,8 +39,8 @@ class Tokenizer:
         return ids if bos and ids[: len(bos)] == bos else [*bos, *ids]  # a template may spell it out
 
     def as_text(self, text: str) -> str:
-        """Put a space inside all that would become a special token: a solution that spells out the end of a turn must
-        not end one in the verifier's prompt."""
+        """Break up special tokens: a solution that spells out the end of a turn must not end one in the verifier's
+        prompt."""
         found = [special for special in self.special_texts if special and special in text]
         if not found:
             return text
@@ -50,7 +49,7 @@ class Tokenizer:
         return re.sub(pattern, lambda match: f"{match[0][0]} {match[0][1:]}" if len(match[0]) > 1 else "", text)
 
     def encode_response(self, text: str) -> list[int]:
-        """The ids of a text to imitate, ending with the stop id."""
+        """Ends with the stop id."""
         ends = tuple(filter(None, self.special_texts))  # such as the end of a turn, which files often keep
         while ends and text.rstrip().endswith(ends):
             text = text.rstrip()
@@ -87,7 +86,6 @@ class Tokenizer:
 
 
 def is_readable(tokenizer: Tokenizer, text: str) -> bool:
-    """Whether the tokenizer has tokens for all of a text."""
     return _UNKNOWN not in tokenizer.decode(tokenizer.encode_fn(text))
 
 
@@ -106,7 +104,7 @@ def unreadable_characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[st
 
 
 def token_of_character(ends: Sequence[int], character: int) -> int:
-    """Index of the token that completes the character; -1 if the text does not reach it."""
+    """-1 if the text does not reach the character."""
     token = bisect.bisect_right(ends, character)
     return token if token < len(ends) else -1
 
