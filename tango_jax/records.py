@@ -1,5 +1,4 @@
-"""Every record that passes between parts of the loop, in the order of the data flow. Axis letters:
-tango_jax/README.md."""
+"""The records of the loop, in the order of the data flow. Axis letters: tango_jax/README.md."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """A generator response, decoded, parsed and graded (method/texts.py)."""
+    """Decoded, parsed and graded (method/texts.py)."""
 
     problem: Problem
     text: str
@@ -48,13 +47,12 @@ class Solution:
 
     @property
     def is_right(self) -> bool:
-        """Whether training takes it for right."""
         return self.is_correct if self.label is None else self.label
 
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """A verifier response, decoded and parsed (method/texts.py)."""
+    """Decoded and parsed (method/texts.py)."""
 
     text: str
     judgements: tuple[bool | None, ...]
@@ -68,7 +66,7 @@ class Verification:
 
 
 def problem_of(record: Any) -> Problem:
-    """The problem that a response, or whatever a prompt is about, goes back to. Of several records, the first's."""
+    """The first's, of several records."""
     if isinstance(record, Problem):
         return record
     if isinstance(record, Solution):
@@ -105,7 +103,7 @@ class Responses:
 
     @property
     def owners(self) -> list:
-        """The parent of each of the B responses."""
+        """One for each of the B responses."""
         return [parent for parent in self.parents for _ in range(self.group_size)]
 
     def replace(self, **fields: Any) -> "Responses":
@@ -116,7 +114,7 @@ class Responses:
         return [self.records[number :: self.group_size] for number in range(self.group_size)]
 
     def groups(self) -> list[np.ndarray]:
-        """The rows that are compared with each other: the M responses to a prompt, or all those to a problem."""
+        """Rows that are compared: the M responses to a prompt, or all those to a problem."""
         if not self.is_joined:
             return list(np.arange(len(self)).reshape(-1, self.group_size))
         rows: dict[int, list[int]] = {}
@@ -180,8 +178,6 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """What a turn teaches."""
-
     responses: Responses  # of the role that is trained, B
     reward: Rewards
     terms: Mapping[str, tuple[float | np.ndarray, np.ndarray]]  # name -> (weight: one or [B], advantage [B, T])
@@ -192,11 +188,11 @@ class Lesson:
 
 @struct.dataclass
 class Batch:
-    """Packed sequences for scoring and updates: N micro-batches, each with Z shards of R rows of T tokens.
+    """Packed sequences: N micro-batches, each with Z shards of R rows of T tokens.
 
-    NumPy arrays on the host, where Z counts the shards of this process. A micro-batch is a Batch without the N axis.
-    With shared prompts, each shard also has Q prefixes of X tokens: prompts without their last token, to which the
-    responses of all their rows attend. Else Q is 0.
+    NumPy arrays on the host, where Z counts this process's shards. A micro-batch is a Batch without the N axis. With
+    shared prompts, each shard also has Q prefixes of X tokens: prompts without their last token, to which the responses
+    of their rows attend. Else Q is 0.
     """
 
     prefix_token_NZQX: Any  # int32
@@ -215,7 +211,7 @@ class Batch:
 
 
 def with_base(base: dict | None, params: dict) -> dict:
-    """What forward passes take: the base with the trained parameters in it. Nothing is copied."""
+    """What forward passes take. Nothing is copied."""
     if not base:
         return params
     return {**base, "layers": {**base["layers"], **params["layers"]}}
@@ -228,8 +224,7 @@ class TrainState:
     params: Any  # what is trained
     opt_state: Any
     step: jax.Array  # int32[], number of updates
-    # The frozen parameters of adapters (models/lora.py), which both roles may share; {}: none. Neither donated nor
-    # saved.
+    # Frozen parameters of adapters (models/lora.py), which both roles may share. Neither donated nor saved.
     base: Any = struct.field(default_factory=dict)
 
     @property

@@ -34,7 +34,6 @@ def check_metrics(role: str, metrics: dict[str, float]) -> None:
 
 
 def check_params(states: dict[str, Any]) -> None:
-    """Raise Broken if parameters must not be saved."""
     for role, state in states.items():
         broken = first_not_finite(state.params)
         if broken is not None:
@@ -43,8 +42,8 @@ def check_params(states: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def explained(doing: str, config: ConfigDict, workdir: Any, newest: int | None) -> Iterator[None]:
-    """Turns a `Broken` of the block into a FloatingPointError with advice. `doing`: the operation, as the message's
-    subject; `newest`: turn of the newest checkpoint."""
+    """Turns a `Broken` into a FloatingPointError with advice. `doing`: the message's subject; `newest`: turn of the
+    newest checkpoint."""
     try:
         yield
     except Broken as error:

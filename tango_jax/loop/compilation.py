@@ -18,7 +18,7 @@ from tango_jax.runtime.trees import first_not_finite
 
 
 def compile_run(context: RunContext, start: dict, progress: Stage, preemption: hosts.Preemption) -> None:
-    """Compile sampling of both roles, and score and update of trained ones; `start`: weights by role."""
+    """`start`: weights by role."""
     rehearsals = context.method.rehearsals
     hosts.compile_exchange()
     for role, policy in context.policies.items():

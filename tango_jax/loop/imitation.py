@@ -16,8 +16,7 @@ from tango_jax.text.prompts import OWN, PROMPTS, prompt_ids, solution_of, verifi
 
 
 def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.ndarray, bool]:
-    """(prompt ids, response ids, whether both are complete). Responses, and solutions in a verifier's prompt, are cut
-    off where too long."""
+    """(prompt ids, response ids, whether both are complete). What is too long is cut off."""
     prompt_kind = PROMPTS[example.prompt] if example.prompt else OWN[policy.role]
     limit = policy.config.max_prompt if policy.role == "verifier" or example.verification else sys.maxsize
     prompt, is_shortened = prompt_ids(prompt_kind, policy.template, policy.tokenizer, _about(example), limit)
@@ -27,7 +26,6 @@ def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.nda
 
 
 def _about(example: SftExample) -> Problem | Solution | Verification:
-    """What the prompt of an example is about."""
     if not example.solution:
         return example.problem
     if not example.verification:
@@ -36,15 +34,15 @@ def _about(example: SftExample) -> Problem | Solution | Verification:
 
 
 def sft_pairs(policy: Policy, task: Task, split: str, start: int, count: int) -> list[tuple[list[int], np.ndarray]]:
-    """Examples start .. start + count, without incomplete ones: a verifier should not learn to judge steps that it
-    cannot see."""
+    """Without incomplete examples: a verifier should not learn to judge steps that it cannot see."""
     examples = (task.sft_example(policy.role, split, index) for index in range(start, start + count))
     sequences = (sft_sequence(policy, example) for example in examples)
     return [(prompt, response) for prompt, response, is_whole in sequences if is_whole]
 
 
 def pack_pairs(policy: Policy, pairs: list[tuple[list[int], np.ndarray]], most: int) -> Batch:
-    """Pack this process's share of at most `most` examples; every response token has the same weight (token mean)."""
+    """At most `most` examples, of which this process packs its share; every response token has the same weight (token
+    mean)."""
     weight = np.float32(1.0 / max(1, sum(len(response) for _, response in pairs)))
     sequences = [
         TrainSequence(prompt=prompt, response=response, weight=np.full(len(response), weight))
@@ -59,8 +57,8 @@ def pack_pairs(policy: Policy, pairs: list[tuple[list[int], np.ndarray]], most: 
 def sft_batch(
     policy: Policy, task: Task, split: str, start: int, count: int, rehearsed: Policy | None = None
 ) -> tuple[Batch, int]:
-    """Examples start .. start + count, packed, and how many were left out. Those of a `rehearsed` generator are added
-    if they fit into a row."""
+    """A packed batch, and how many examples were left out. A `rehearsed` generator's are added if they fit into a
+    row."""
     pairs = sft_pairs(policy, task, split, start, count)
     most = count * (2 if rehearsed else 1)
     if rehearsed:

@@ -1,7 +1,6 @@
-"""Checks that another run's stage 1 exists, is finished and passed its gate, so that this run can start from it.
+"""Checks that another run's stage 1 exists, is finished and passed its gate.
 
-They run at the start, and again when parameters are loaded: a damaged checkpoint falls back to an earlier step. What
-needs the other run's settings is not checked without its config.json.
+They run at the start, and again when parameters are loaded: a damaged checkpoint falls back to an earlier step.
 """
 
 import json
@@ -39,7 +38,6 @@ def check_init_from(config: ConfigDict, roles: Sequence[str] = ROLES) -> None:
 
 
 def _check_continued(config: ConfigDict, role: str, source: str, is_full: bool) -> None:
-    """Check that the stage 1 trained what this run goes on with: all parameters, or adapters."""
     settings, here, verifier = _settings(source), flatten(config), config.verifier
     name, is_shared = f"{role}.init_from={source}", shares_policy(config)
     for key in (f"{role}.model.lora.alpha", f"{role}.model.lora.base_dtype"):
@@ -58,8 +56,7 @@ def _check_continued(config: ConfigDict, role: str, source: str, is_full: bool) 
 
 
 def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: dict) -> None:
-    """Raise ValueError unless a stage 1 has made all its steps, and at least `sft.steps` of this run, and passes the
-    gates of both. `step` and `meta` come from its checkpoint."""
+    """Raise ValueError unless a stage 1 has made all its steps, at least `sft.steps`, and passes both runs' gates."""
     name, settings = f"{role}.init_from={source}", _settings(source)
     steps = settings.get(f"{role}.sft.steps", 0)
     if step < steps:
@@ -80,7 +77,7 @@ def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: di
 
 
 def what_it_lacks(config: ConfigDict, roles: Sequence[str], source: str) -> str:
-    """The end of a line: prompts of this run's method without examples in the other run's stage 1; or ""."""
+    """The end of a line: prompts of this run's method without examples in that stage 1; or ""."""
     theirs = (read_provenance(Path(source).expanduser()).get("arm") or {}).get("further_prompts")
     method = load_method(config)
     ours = {prompt.name for role in roles for prompt in method.further_prompts(role)}
@@ -89,7 +86,7 @@ def what_it_lacks(config: ConfigDict, roles: Sequence[str], source: str) -> str:
 
 
 def passes_gate(limit: float, loss: float) -> bool:
-    """Whether a held-out loss passes `sft.max_heldout_loss`; 0: no gate. NaN fails every gate."""
+    """0: no gate. NaN fails every gate."""
     return limit == 0 or loss <= limit
 
 

@@ -1,5 +1,4 @@
-"""Greedy evaluation of both roles: the generator on held-out problems, the verifier on a fixed pool and on live
-solutions."""
+"""Greedy evaluation of both roles, of the verifier on a fixed pool and on live solutions."""
 
 import logging
 from typing import NamedTuple
@@ -29,7 +28,7 @@ class Measured(NamedTuple):
 
 
 def fixed_pool(task: Task, size: int) -> list[Solution]:
-    """The solutions on which the verifier is evaluated, equal in every run of a task; may be empty."""
+    """Equal in every run of a task; may be empty."""
     if task.pool_solution is None:
         return []
     chosen = [task.pool_solution(index) for index in range(size)]
@@ -64,7 +63,7 @@ def evaluate_roles(context: RunContext, states: States, pool: list[Solution]) ->
 def _try_again(
     context: RunContext, states: States, judged: Responses, key_data: np.ndarray
 ) -> tuple[dict[str, float], dict[int, Solution]]:
-    """Metrics of second tries, and the tries by the place of the solution; empty if the arm has none."""
+    """Also the tries by the place of the solution; empty if the arm has none."""
     if context.method is None or SECOND_TRY not in context.method.further_prompts("generator"):
         return {}, {}
     rejected = [place for place, one in enumerate(judged) if one.verdict == "INCORRECT"]

@@ -64,10 +64,7 @@ class RunOutput:
         self.log.write(turns_done, "eval", row)
 
     def save(self, states: States, memory: Memory, owes_evaluation: bool) -> None:
-        """Save a checkpoint. `owes_evaluation`: the evaluation after this turn is not written yet.
-
-        Raises FloatingPointError: parameters are not finite; ValueError: the checkpoint cannot be written.
-        """
+        """Raises FloatingPointError: parameters are not finite; ValueError: the checkpoint cannot be written."""
         with self.explained(f"the check of the parameters that turn {memory.turn} would save"):
             check_params(states)
         self.progress.show("saving a checkpoint")

@@ -31,7 +31,7 @@ def check_problems(
 
 
 def problems_ahead(config: ConfigDict, task: Task, schedule: Schedule, method: Method) -> Iterator[Problem]:
-    """The problems of the evaluation, and those that turns may draw, in order, each once."""
+    """The evaluation's, then those that turns may draw, each once."""
     yield from evaluated_problems(config, task)
     taken, seen = Counter(), set()
     for index in range(schedule.num_turns):

@@ -25,8 +25,6 @@ from tango_jax.weights.workdir import BASE
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """A run between two turns, as checkpoints hold it."""
-
     states: States
     memory: Memory = Memory()
     metrics_bytes: int = 0  # of metrics.jsonl; later rows belong to turns that will be repeated
@@ -43,11 +41,8 @@ def start_or_resume(
     policies: dict[str, Policy], start_params: dict, newest: Restored | None, fingerprints: dict[str, str],
     checkpointer: Checkpointer, config: ConfigDict,
 ) -> RunState:  # fmt: skip
-    """Return the newest checkpoint, or train states initialised from `start_params`.
-
-    `start_params` is what stage 1 ended with, by role. It is emptied, so that devices do not hold it twice. `newest` is
-    what `peek` found. Raises ValueError: the checkpoint has a different start or model.
-    """
+    """The newest checkpoint, or train states initialised from `start_params`, which is emptied, so that devices do not
+    hold it twice. Raises ValueError: the checkpoint has a different start or model."""
     bases = {role: split(weights)[1] for role, weights in start_params.items()}
     if newest is not None:
         start_params.clear()  # before the states are read
@@ -66,12 +61,10 @@ def start_or_resume(
 
 
 def saved_roles(policies: dict[str, Policy]) -> list[str]:
-    """The roles with a separate state."""
     return ["generator"] if policies["verifier"].is_shared else list(policies)
 
 
 def with_shared(policies: dict[str, Policy], states: States) -> States:
-    """States of all roles from those of `saved_roles`."""
     return {role: states.get(role, states["generator"]) for role in policies}
 
 

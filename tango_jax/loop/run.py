@@ -55,7 +55,7 @@ def run_or_resume(
     config: ConfigDict, workdir: Path, console: Console, policies: dict[str, Policy] | None = None,
     preemption: hosts.Preemption | None = None,
 ) -> dict:
-    """Run everything and return the summary. `policies`: reused from an earlier run with the same role settings.
+    """`policies`: reused from an earlier run with the same role settings.
 
     Raises:
         ValueError: settings, a folder or a checkpoint that does not match; or another run uses the folder.
@@ -136,7 +136,7 @@ def run_stages(
 
 
 def rehearsed(config: ConfigDict, policies: dict[str, Policy]) -> tuple[Method, Task]:
-    """The method and the task, each tried with the other. Raises as `make_task` and `load_method`."""
+    """Each tried with the other. Raises as `make_task` and `load_method`."""
     method = load_method(config)
     further = {role: method.further_prompts(role) for role in ROLES}
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()}, further)
@@ -151,11 +151,8 @@ def run_turns(
     context: RunContext, schedule: Schedule, pool: list[Solution], start: RunState, output: RunOutput,
     preemption: hosts.Preemption,
 ) -> States:
-    """Run the remaining turns, with evaluations and checkpoints; return the last states.
-
-    Raises FloatingPointError: a metric is not finite. Raises Preempted: SIGTERM was received and the state is saved; a
-    turn that was sampling, and a due evaluation, are left to the resumed run.
-    """
+    """Returns the last states. Raises FloatingPointError: a metric is not finite; Preempted: SIGTERM was received and
+    the state is saved. The resumed run repeats a turn that was sampling, and a due evaluation."""
     states, memory, save_every = start.states, start.memory, context.config.checkpoint.every
     owes_evaluation, is_saved = start.owes_evaluation, True
     try:

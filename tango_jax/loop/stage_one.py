@@ -49,8 +49,6 @@ class SftProgress(NamedTuple):
 
 
 class SftRun(NamedTuple):
-    """What does not change in a role's stage 1."""
-
     policy: Policy
     jitted: Sft
     task: Task
@@ -72,11 +70,9 @@ def run_stage_one(
     preemption: hosts.Preemption,
     provenance: Provenance | None = None,
 ) -> dict:
-    """{role: weights after stage 1}: from another run, from this run, or freshly initialised. With adapters, roles that
-    start from the same checkpoint on the same devices share the arrays of its base.
-
-    Raises ValueError, FloatingPointError or Preempted, as `run_sft` and `load_sft`.
-    """
+    """{role: weights after stage 1}: from another run, from this run, or freshly initialised. Adapters of the same
+    checkpoint on the same devices share its arrays. Raises ValueError, FloatingPointError or Preempted, as `run_sft`
+    and `load_sft`."""
     # What stage 1 trained (all parameters or adapters), loaded bases, and both together.
     ended, bases, weights, base_of = {}, {}, {}, {}
     for role, policy in policies.items():  # before the stage 1 of another role
@@ -121,7 +117,7 @@ def run_stage_one(
 
 
 def _fresh_params(policy: Policy, seed: int) -> dict:
-    """What a role trains, before stage 1: adapters, its checkpoint's parameters, or random ones."""
+    """Adapters, its checkpoint's parameters, or random ones."""
     if policy.config.adapter not in ("", "generator"):
         adapters = read_adapter(Path(policy.config.adapter).expanduser(), policy.model_config)
         return fetch(adapters, policy.shardings.params)
@@ -131,7 +127,6 @@ def _fresh_params(policy: Policy, seed: int) -> dict:
 
 
 def _with_base(policy: Policy, params: dict, seed: int, bases: dict) -> dict:
-    """A policy's weights, from all parameters or from adapters."""
     if not policy.model_config.lora:
         return params
     if is_adapter_tree(params):
@@ -140,7 +135,7 @@ def _with_base(policy: Policy, params: dict, seed: int, bases: dict) -> dict:
 
 
 def _base_of(policy: Policy, bases: dict) -> dict:
-    """The frozen checkpoint of a policy; `bases`: those already loaded."""
+    """`bases`: those already loaded."""
     model, checkpoint = policy.model_config, policy.config.checkpoint
     own = policy.roles[0] if kind_of(checkpoint) == "workdir" else ""  # each role of a run has its weights
     key = checkpoint, own, model.lora.base_dtype, model.compute_dtype, policy.placement.train
@@ -154,15 +149,13 @@ def run_sft(
     preemption: hosts.Preemption, start_params: Any = None, provenance: Provenance | None = None,
     base: dict | None = None, rehearsed: Policy | None = None,
 ) -> Any:
-    """Train up to `sft.steps`, resuming where an earlier attempt stopped; return the final parameters, or adapters of
-    `base`.
+    """Train up to `sft.steps`, resuming an earlier attempt; return the final parameters, or adapters of `base`.
 
     Training starts from `start_params` (not modified), the policy's checkpoint, or a fresh initialisation. Where one
     policy has both roles, every batch also has examples of the `rehearsed` generator.
 
     Raises:
-        ValueError: the final held-out loss is above `sft.max_heldout_loss`; a checkpoint was made from other examples,
-            prompts or parameters; or no held-out example fits.
+        ValueError: the held-out loss is above its gate, examples or parameters changed, or no held-out example fits.
         FloatingPointError: the loss or the parameters became non-finite; that state is not saved.
         Preempted: SIGTERM was received; the state is saved.
     """
@@ -260,7 +253,7 @@ def _finite_loss(run: SftRun, step: int, loss: jax.Array) -> float:
 
 
 def _usable_loss(run: SftRun, step: int, state: TrainState, base: dict, heldout: Batch) -> float:
-    """Held-out loss in nats per response token of a state worth saving. Raises FloatingPointError."""
+    """Held-out loss in nats per response token. Raises FloatingPointError."""
     loss = float(run.jitted.loss(with_base(base, state.params), heldout))
     limit = DIVERGED * math.log(run.policy.model_config.vocab_size)
     if not loss <= limit:  # also true for NaN
@@ -304,7 +297,7 @@ def _check_made_from(run: SftRun, restored: Restored, directory: Path) -> None:
 
 
 def _sft_arrays(policy: Policy, source: str) -> tuple[Path, Any]:
-    """Another run's stage-1 checkpoints, and what they must hold: all parameters, or adapters."""
+    """Another run's stage-1 checkpoints, and what they must hold."""
     directory = sft_directory(source, policy.role) / "checkpoints"
     found = peek_meta(directory)
     is_full = found is None or found.meta["is_full"]
@@ -312,7 +305,7 @@ def _sft_arrays(policy: Policy, source: str) -> tuple[Path, Any]:
 
 
 def load_sft(policy: Policy, source: str) -> Restored:
-    """Load stage 1 of another run's workdir. Raises ValueError as `read_state` and `check_stage_one`."""
+    """Raises ValueError as `read_state` and `check_stage_one`."""
     restored = read_state(*_sft_arrays(policy, source), part=("params",))
     check_stage_one(policy.role, policy.config.sft, source, restored.step, restored.meta)
     return restored

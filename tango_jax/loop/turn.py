@@ -33,8 +33,6 @@ PHASES = {"generator": ("sample", "grade"), "verifier": ("verify", "verify")}
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-    """What turns and evaluations read."""
-
     config: ConfigDict
     task: Task
     policies: Mapping[str, Policy]  # by role
@@ -45,12 +43,8 @@ class RunContext:
 
 
 def run_turn(context: RunContext, states: States, memory: Memory, place: Place) -> TurnResult:
-    """Run one turn of the schedule.
-
-    Raises:
-        ValueError: the function returned no lesson, or results that differ between processes.
-        Broken: logits or losses are not finite.
-    """
+    """Raises ValueError: the function returned no lesson, or results that differ between processes; Broken: logits or
+    losses are not finite."""
     role, method = place.role, context.method
     t = Turn(context.config, context.task, place, memory, method.algorithms[role], PolicyWork(context, states),
              method.own_rewards.get(role), method.rehearsals[role].calls)  # fmt: skip
@@ -74,8 +68,6 @@ def check_alike(config: ConfigDict, role: str, digest: Hashable) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PolicyWork:
-    """The work of a turn (method/turn.py), by policies."""
-
     context: RunContext
     states: States
 
@@ -112,7 +104,6 @@ class PolicyWork:
 
 
 def _own_shards(array: jax.Array | np.ndarray) -> list[np.ndarray]:
-    """The parts of an array on this process's devices."""
     if isinstance(array, np.ndarray):
         return [array]
     shards = sorted(array.addressable_shards, key=lambda shard: shard.device.id)
@@ -123,8 +114,7 @@ def respond(
     context: RunContext, states: States, role: str, parents: Sequence, group_size: int, key_data: np.ndarray,
     is_greedy: bool = False, prompt: Prompt | None = None,
 ) -> Responses:  # fmt: skip
-    """Sample `group_size` responses to a role's prompt about each parent, or to another `prompt`. Raises Broken in
-    every process if logits are not finite."""
+    """Sample a role's responses about each parent. Raises Broken in every process if logits are not finite."""
     prompt, policy, timer = prompt or OWN[role], context.policies[role], context.timer
     (first, last), (sample_phase, read_phase) = hosts.own_range(len(parents)), PHASES[role]
     with timer(sample_phase):
@@ -194,7 +184,7 @@ def _gather_rollout(rollout: Rollout) -> Rollout:
 def update_policy(
     context: RunContext, state: TrainState, learner: Responses, adv_BT: np.ndarray
 ) -> tuple[TrainState, dict[str, float]]:
-    """Make all updates on a batch (epochs x minibatches); metrics are over all of them."""
+    """All epochs x minibatches; metrics are over all of them."""
     policy = context.policies[learner.role]
     is_action_BT = action_mask(policy.config, learner.rollout)
     context.show_fn(f"update of the {learner.role}")

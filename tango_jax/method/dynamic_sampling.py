@@ -1,7 +1,4 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal are replaced by others.
-
-Several batches with equally many problems become one. Metrics are of all batches.
-"""
+"""Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal are replaced by others."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -65,7 +62,6 @@ def _places(problems: Sequence[Problem]) -> dict[int, int]:
 
 
 def _indices(items: Sequence, problems: Sequence[Problem]) -> list[list[int]]:
-    """For each problem, the indices of its records."""
     places, found = _places(problems), [[] for _ in problems]
     for index, item in enumerate(items):
         found[places[id(problem_of(item))]].append(index)

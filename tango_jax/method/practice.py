@@ -1,4 +1,4 @@
-"""Which problems the verifier practises on, as the generator gets better (`rl.practice`).
+"""Which problems the verifier practises on (`rl.practice`).
 
 It chooses those that the generator should get half right: where nearly all solutions are wrong, or right, one verdict
 for all is the best answer. The published method takes all problems (`rl.practice=all`).
@@ -23,10 +23,9 @@ def candidates_of(rl: ConfigDict, stream: str) -> int:
 
 
 def half_right(problems: Sequence[Problem], count: int, passes: Mapping[str, Sequence[float]]) -> list[Problem]:
-    """The `count` problems whose expected share of right solutions is closest to a half, in their order.
+    """Keeps `count` problems whose expected share of right solutions is closest to a half, in their order.
 
-    `passes`: {size, or id of a problem without one: (right solutions, solutions)}. Each gets half a right solution of
-    one, so unknown problems count as right half the time, and are tried.
+    `passes`: {size, or else id: (right solutions, solutions)}. Unknown problems count as half right, and are tried.
     """
 
     def distance(place: int) -> float:
@@ -38,8 +37,6 @@ def half_right(problems: Sequence[Problem], count: int, passes: Mapping[str, Seq
 
 
 def remembering(turn: Callable) -> Callable:
-    """A turn that counts the grades of its solutions."""
-
     @functools.wraps(turn)
     def turn_and_remember(t):
         lesson = turn(t)
@@ -53,7 +50,6 @@ def remembering(turn: Callable) -> Callable:
 def passes_after(
     passes: Mapping[str, Sequence[float]], solutions: Sequence[Solution]
 ) -> dict[str, tuple[float, float]]:
-    """The counts after a turn with these solutions."""
     new: dict[str, tuple[float, float]] = {}
     for solution in solutions:
         right, seen = new.get(_key(solution.problem), (0.0, 0.0))

@@ -1,7 +1,7 @@
 """A rehearsal runs a turn's function on made-up responses before anything long begins.
 
-It finds the calls of a turn, their numbers of prompts and samples, what is trained on, and which problems are drawn.
-Compilation, planning, stage 1 and validation read that. Faulty user functions fail here.
+It finds a turn's calls, what is trained on, and which problems are drawn, for compilation, planning, stage 1 and
+validation. Faulty user functions fail here.
 """
 
 import functools
@@ -35,16 +35,12 @@ LONGEST = 128  # tokens of a made-up response
 
 
 class Trained(NamedTuple):
-    """The responses that a turn trains on."""
-
     prompts: int  # at most
     samples: int
     is_joined: bool = False  # see Responses
 
 
 class Rehearsal(NamedTuple):
-    """What the turn of one role does."""
-
     calls: Calls
     learner: Trained
     scored: tuple[Call, ...]  # by the reference policy, to another prompt
@@ -55,7 +51,6 @@ class Rehearsal(NamedTuple):
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        """Every prompt that it samples or scores, once."""
         return tuple(dict.fromkeys(call.prompt for call in (*self.calls.values(), *self.scored)))
 
 
@@ -70,8 +65,8 @@ def rehearse(
     turn_fn: Callable[[Turn], Lesson], role: str, config: ConfigDict, algorithm: Algorithm, task: Task,
     own_reward: OwnReward | None = None,
 ) -> Rehearsal:  # fmt: skip
-    """Run the turn of a role in all SCENARIOS. Raises ValueError: its result does not fit, its calls depend on the
-    responses, or it is no function of them."""
+    """Run a turn in all SCENARIOS. Raises ValueError: its result does not fit, its calls depend on the responses, or it
+    is no function of them."""
     config = _with_short_responses(config)
     runs = {name: _run(turn_fn, role, config, algorithm, task, own_reward, kinds) for name, kinds in SCENARIOS.items()}
     again = _run(turn_fn, role, config, algorithm, task, own_reward, SCENARIOS["mixed"])
@@ -125,7 +120,6 @@ def _run(
 
 
 def _one_call(made: Sequence[Call]) -> Call:
-    """One call in all scenarios."""
     shown, most = f"t.sample(..., prompt={made[0].prompt.name})", max(one.at_most for one in made)
     counts, samples = {one.prompts for one in made}, {one.samples for one in made}
     require(len(samples) == 1, f"{shown} takes {min(samples)} to {max(samples)} samples by what was sampled before: "
@@ -145,7 +139,7 @@ def _shown(sizes: set[Trained]) -> str:
 
 
 class _MadeUp:
-    """A turn's work, made up: responses are of the `kinds`, in turn."""
+    """Responses are of the `kinds`, in turn."""
 
     def __init__(self, config: ConfigDict, task: Task, kinds: tuple[str, ...]):
         self._config, self._task, self._kinds = config, task, kinds
@@ -208,6 +202,5 @@ def _verification(kind: str, num_steps: int, format_score: float, most: int) -> 
 
 
 def _token_ends(text: str, most: int) -> tuple[int, ...]:
-    """The text in at most `most` tokens, of one character each where these are enough."""
     count = max(min(len(text), most), 1)
     return tuple(len(text) * (number + 1) // count for number in range(count))

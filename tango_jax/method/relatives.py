@@ -60,8 +60,7 @@ def second_try_reward(t: Turn, tries: Responses) -> Rewards:
 
 
 def second_try_metrics(first: Sequence[Solution], second: Sequence[Solution]) -> dict[str, float]:
-    """How many solutions are tried again, what becomes of them, and the accuracy with second tries in their place; by
-    the grade."""
+    """By the grade."""
     gains = [int(one.is_correct) - int(one.after.of.is_correct) for one in second]
     counts = {"share": len(gains), "mended": gains.count(1), "broken": gains.count(-1),
               "final_accuracy": sum(one.is_correct for one in first) + sum(gains)}  # fmt: skip
@@ -70,11 +69,8 @@ def second_try_metrics(first: Sequence[Solution], second: Sequence[Solution]) ->
 
 def solve_without_labels(t: Turn) -> Lesson:
     """No gold answer: the majority's replaces it, in groups where the verifier confirms it (after CoVerRL, arXiv
-    2603.17775). Evaluations and metrics keep the grade.
-
-    A group counts if at least half of the verdicts on its solutions labelled right are CORRECT; others have no
-    advantage.
-    """
+    2603.17775): where it accepts at least half of the solutions labelled right. Evaluations and metrics keep the
+    grade."""
 
     def label_and_grade(problems: list) -> tuple[Responses, Rewards]:
         solutions, label_metrics = majority_labelled(t, t.sample("generator", problems, t.rl.samples_per_prompt))
@@ -129,7 +125,7 @@ def majority_labelled(t: Turn, solutions: Responses) -> tuple[Responses, dict[st
 
 def one_of_either_label(solutions: Responses, minibatches: int) -> list[Solution]:
     """One solution of each problem, labelled right and wrong alternately: a verifier that saw only majority answers
-    would learn to accept. Problem i goes to minibatch i mod n, which alternates, too."""
+    would learn to accept. Minibatches alternate, too."""
     label_PM = right_B(solutions).reshape(-1, solutions.group_size)
     is_wanted_P = np.arange(len(label_PM)) // minibatches % 2 == 0
     sample_P = np.argmax(label_PM == is_wanted_P[:, None], axis=1)  # the first; sample 0 where there is none

@@ -1,5 +1,4 @@
-"""Rewards of responses and steps (arXiv 2505.15034). Rows are B = P prompts x M samples, prompt-major; T: tokens of a
-response."""
+"""Rewards of responses and steps (arXiv 2505.15034). Rows are B = P prompts x M samples, prompt-major."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,8 +13,7 @@ Labels = Sequence[tuple[bool | None, ...] | None]  # of each step of B solutions
 
 
 def graded(t: Turn, solutions: Responses) -> tuple[Responses, Rewards]:
-    """The generator's reward: whether the answer is right, and the format score. A label replaces the grade, except in
-    the metric."""
+    """The generator's reward: grade and format score. A label replaces the grade, except in the metric."""
     return solutions, t.with_own_reward(solutions, outcome_reward(solutions, t.rl))
 
 
@@ -55,8 +53,8 @@ def right_B(solutions: Sequence[Solution]) -> np.ndarray:
 
 def judged_steps(t: Turn, solutions: Responses, judged: Responses, rejects_unmatched: bool = False
                  ) -> list[StepRewards]:
-    """Step rewards by the verifier's judgements, one per verification of a solution; none where it was not judged, or
-    judgements and steps do not match, unless those steps are to be rejected."""
+    """One per verification of a solution. A solution has none if it was not judged, or if judgements and steps do not
+    match, unless those steps are to be rejected."""
     unmatched = [(False,) * len(one.of.steps) if rejects_unmatched else None for one in judged]
     labels = [one.judgements if one.is_aligned else other for one, other in zip(judged, unmatched, strict=True)]
     row_of = {id(solution): row for row, solution in enumerate(solutions)}
@@ -81,7 +79,7 @@ def step_rewards(t: Turn, solutions: Responses, labels: Labels) -> StepRewards:
 def step_metrics(
     rewards: Sequence[StepRewards], alpha: float | np.ndarray, steps_BT: np.ndarray, solutions: Responses
 ) -> dict[str, float]:
-    """Metrics of step rewards, one per verification of a solution, their weight, and their advantages [B, T]."""
+    """One reward per verification of a solution; advantages are [B, T]."""
     ends_B = np.array([len(solution.step_ends) for solution in solutions])
     has_steps_B = np.any([one.is_end_BT.any(axis=1) for one in rewards], axis=0)
     correlation = step_count_corr(steps_BT[:, 0], ends_B, has_steps_B, solutions.groups())
@@ -98,11 +96,10 @@ def step_metrics(
 def step_count_corr(
     adv_B: np.ndarray, count_B: np.ndarray, has_steps_B: np.ndarray, groups: Iterable[Sequence[int]]
 ) -> float | None:
-    """Correlation within groups of the step advantage at the first token with the number of steps.
+    """Correlation within groups of the step advantage at the first token with the number of steps, pooled over groups.
 
-    Both are taken from their group's mean, over solutions with step rewards, and the groups are pooled. The published
-    form favours few steps, which shows here once most steps are approved (rl/step_norm.py). None where no group has
-    solutions of several counts, or of several advantages.
+    The published form favours few steps, which shows here once most steps are approved (rl/step_norm.py). None where no
+    group has solutions of several counts, or of several advantages.
     """
     pairs = []
     for group in groups:

@@ -17,8 +17,8 @@ from tango_jax.text.tokenizer import Tokenizer, token_of_character
 
 
 def build_prompts(policy: Policy, prompt: Prompt, parents: Sequence) -> tuple[list[list[int]], list[bool]]:
-    """The prompt about each parent, and whether the end of its text was cut off. Raises ValueError in every process if
-    a prompt is too long even without that text."""
+    """Also whether the end of its text was cut off. Raises ValueError in every process: a prompt is too long even
+    without it."""
     try:
         built = [prompt_ids(prompt, policy.template, policy.tokenizer, one, policy.config.max_prompt)
                  for one in parents]  # fmt: skip
@@ -30,8 +30,7 @@ def build_prompts(policy: Policy, prompt: Prompt, parents: Sequence) -> tuple[li
 def read_responses(
     prompt: Prompt, task: Task, tokenizer: Tokenizer, owners: Sequence, rollout: Rollout
 ) -> tuple[list[Solution] | list[Verification], dict[str, float]]:
-    """Decode, parse and grade this process's responses. Returns the records, without their parents (`with_parents`),
-    and counts to be summed over processes."""
+    """Of this process: the records, without their parents (`with_parents`), and counts to be summed over processes."""
     decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
     rows = zip(owners, decoded, rollout.is_truncated_B, strict=True)
     if prompt.role == "verifier":
@@ -45,7 +44,6 @@ def read_responses(
 
 
 def with_parents(records: Sequence, owners: Sequence) -> list:
-    """The records, each with what its prompt was about."""
     return [
         dataclasses.replace(record, of=owner) if isinstance(record, Verification)
         else dataclasses.replace(record, problem=problem_of(owner), after=None if isinstance(owner, Problem) else owner)
@@ -88,7 +86,6 @@ def make_verification(judged: Any, text: str, ends: Sequence[int], is_truncated:
 
 
 def rollout_metrics(name: str, rollout: Rollout) -> dict[str, float]:
-    """Lengths of the responses, and the waste of decoding them."""
     length_B = np.array([len(tokens) for tokens in rollout.tokens])
     return {
         f"{name}/length_mean": length_B.mean(),

@@ -1,13 +1,11 @@
 """Step rewards weighted by the verifier's measured accuracy, and which solutions it judges.
 
-With `rl.trust` or `rl.judge`, `solve` of this file replaces tango.solve, and `remembering` counts the judgements of the
-verifier's turns. In the published method the verifier judges all solutions and every judgement counts (`rl.judge=all`,
-`rl.trust=()`).
+With `rl.trust` or `rl.judge`, `solve` of this file replaces tango.solve. In the published method the verifier judges
+all solutions and every judgement counts (`rl.judge=all`, `rl.trust=()`).
 
-The measure is the F1 score of accepting a solution, that is, of rejecting none of its steps, if one solution in twenty
-were right. It needs grades alone: all steps of a right solution are taken to be right. Trust rises linearly from 0 at
-the lower limit of `rl.trust` to 1 at the upper. The same measure, on the verifier's turns, ends its warm-up
-(`rl.warmup_until`).
+The measure is the F1 score of accepting a solution (rejecting none of its steps), if one in twenty were right. It needs
+grades alone: all steps of a right solution are taken to be right. Trust rises linearly from 0 at the lower limit of
+`rl.trust` to 1 at the upper. The same measure ends the verifier's warm-up (`rl.warmup_until`).
 """
 
 import dataclasses
@@ -29,8 +27,7 @@ from tango_jax.rl.schedule import Place, alpha_of
 # Per turn, for the generator's turns and the verifier's: about the last seven, and five, count.
 DECAY, PRACTICE_DECAY = 0.85, 0.8
 PRIOR = 24.0  # weight of the verifier's turns, as a number of steps of right solutions in the generator's turns
-# Right and wrong solutions of a turn that are judged at least, where there are as many: fewer if the step rewards of
-# fewer solutions depend on it.
+# Judged at least, where there are as many: fewer if the step rewards of fewer solutions depend on it.
 RIGHT_JUDGED, WRONG_JUDGED = 8, 16
 SHARE_RIGHT = 0.05  # of solutions, for the F1 score
 
@@ -52,19 +49,17 @@ class Evidence(NamedTuple):
     practised_right: float = 0.0
 
     def after_solving(self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> "Evidence":
-        """Adds the grades of a generator's turn, and how many steps were rejected."""
         return Evidence(*_faded(self[:4], _counts(is_correct_B, num_steps_B, rejected_B), DECAY), *self[4:])
 
     def after_practice(self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> "Evidence":
-        """Adds those of a verifier's turn."""
         new = (*_counts(is_correct_B, num_steps_B, rejected_B), is_correct_B.sum())
         return Evidence(*self[:4], *_faded(self[4:], new, PRACTICE_DECAY))
 
     def rates(self, num_steps: float) -> tuple[float, float]:
-        """Shares of right and of wrong solutions of `num_steps` steps that are accepted.
+        """Shares of right and of wrong solutions of `num_steps` steps that are accepted, with no step rejected.
 
-        A right solution is accepted if none of its steps is rejected. The verifier's turns are the prior; without any,
-        all steps count as rejected. The share of wrong ones is one standard error above its estimate.
+        The verifier's turns are the prior; without any, all steps count as rejected. The share of wrong ones is one
+        standard error above its estimate.
         """
         rejected = (self.right_rejected + PRIOR * self._expected()) / (self.right_steps + PRIOR)
         return (1.0 - rejected) ** num_steps, _upper_share(self.wrong_accepted, self.wrong)
@@ -160,8 +155,8 @@ def warmup_metrics(rl: ConfigDict, place: Place, memory: Memory) -> dict[str, fl
 
 
 def turns_done(rl: ConfigDict, place: Place, memory: Memory) -> int:
-    """Turns of the schedule that are over after `place`. When a warm-up ends early, its rest is over as well: the
-    generator's turns keep their numbers, and so their problems."""
+    """Turns of the schedule over after `place`. The rest of a warm-up that ends early is over as well: the generator's
+    turns keep their numbers, and so their problems."""
     reached = warmup_metrics(rl, place, memory).get("verifier/warmup_trust", 0.0)
     return rl.warmup_steps if rl.warmup_until and reached >= rl.warmup_until else place.index + 1
 
@@ -186,9 +181,8 @@ class Choice(NamedTuple):
 def choose(
     rl: ConfigDict, is_correct_B: np.ndarray, has_signal_P: np.ndarray, rates: tuple[float, float]
 ) -> Choice:
-    """Choose the solutions to judge: those of groups whose step rewards count and, where trust is measured, some for
-    the measure alone. `has_signal_P`: whether the outcomes of a group give an advantage; `rates`: see
-    `Evidence.rates`."""
+    """Choose the solutions of groups whose step rewards count and, where trust is measured, some for the measure alone.
+    `has_signal_P`: groups whose outcomes give an advantage."""
     trust = trust_of(rates, rl.trust)
     group_size = len(is_correct_B) // len(has_signal_P)
     has_right_P = is_correct_B.reshape(-1, group_size).any(axis=1)
@@ -203,19 +197,16 @@ def choose(
 
 
 def _rates(memory: Memory, solutions: Sequence[Solution]) -> tuple[float, float]:
-    """At the mean number of steps of these solutions."""
     return Evidence(*memory.evidence).rates(float(np.mean([len(solution.steps) for solution in solutions])))
 
 
 def _only(rewards: StepRewards, counts_B: np.ndarray) -> StepRewards:
-    """The step rewards of the rows that count."""
     of_steps = [one if counts else None for one, counts in zip(rewards.of_steps, counts_B, strict=True)]
     return StepRewards(rewards.reward_BT * counts_B[:, None], rewards.is_end_BT & counts_B[:, None], of_steps)
 
 
 def _verdicts(judged: Sequence[Verification]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Grades, numbers of steps and of rejected steps of the judged solutions; without judgements that do not match the
-    steps."""
+    """Without judgements that do not match the steps."""
     judged = [verification for verification in judged if verification.is_aligned]
     return (right_B([one.of for one in judged]), np.array([len(one.of.steps) for one in judged], int),
             np.array([sum(step is False for step in one.judgements) for one in judged], int))  # fmt: skip

@@ -1,8 +1,8 @@
 """What a turn may do: sample, score and grade, draw problems, and read settings, schedule and memory.
 
 A method maps a `Turn` to a `Lesson` (records.py), as in tango.py. It makes the same calls whatever the data are: only
-the number of parents may depend on them. So a rehearsal (rehearsal.py) knows what to compile, and with one seed all
-arms see the same problems and random numbers at the same step.
+the number of parents may depend on them. So a rehearsal knows what to compile, and with one seed all arms see the same
+problems and random numbers.
 """
 
 import dataclasses
@@ -64,8 +64,8 @@ class Advantages:
         self._key, self._is_own = f"{role}.loss.algorithm", is_user_code(config.loss.algorithm)
 
     def outcome(self, reward: Rewards, responses: Responses) -> np.ndarray:
-        """The advantage of each response, on all of its tokens. Raises ValueError for groups of different sizes, unless
-        the algorithm compares each alone."""
+        """On all tokens of a response. Raises ValueError for groups of different sizes, unless the algorithm compares
+        each alone."""
         return self._by_group(self.algorithm.outcome_fn, responses, reward.reward_B)
 
     def step(self, rewards: StepRewards, responses: Responses) -> np.ndarray:
@@ -135,11 +135,9 @@ class Turn:
     ) -> Responses:
         """`samples` responses of a role to its prompt about each parent, decoded, parsed and graded.
 
-        Args:
-            parents: problems for the generator's prompt, solutions for the verifier's; for others see text/prompts.py.
-            at_most: the most parents that there can be, where their number depends on data. There may be none.
-
-        Raises ValueError: there are more parents or samples than the rehearsal has seen.
+        `parents`: problems for the generator's prompt, solutions for the verifier's; see text/prompts.py. `at_most`:
+        the most parents that there can be, where their number depends on data. Raises ValueError: there are more
+        parents or samples than the rehearsal has seen.
         """
         prompt, parents = prompt or OWN[role], list(parents)
         require(prompt.role == role, f"t.sample({role!r}, ..., prompt={prompt.name}): that is a {prompt.role}'s prompt")
@@ -154,7 +152,6 @@ class Turn:
         return said
 
     def _number(self, kind: str, name: str) -> int:
-        """How many calls of this batch had this prompt's name, or stream."""
         self._numbers[kind, name, self._batch] += 1
         return self._numbers[kind, name, self._batch] - 1
 
@@ -177,10 +174,8 @@ class Turn:
         self, sample_fn: Callable[[list[Problem]], tuple[Responses, Rewards]], stream: str = "train"
     ) -> tuple[Responses, Rewards]:
         """Responses to `rl.prompts_per_step` problems, with their rewards. With `rl.dynamic_sampling` (DAPO, arXiv
-        2503.14476), more batches are drawn until so many problems have responses whose rewards differ.
-
-        `sample_fn`: problems -> (responses to train on, their rewards). It may make several calls.
-        """
+        2503.14476), more batches are drawn until so many problems have responses whose rewards differ. `sample_fn`:
+        problems -> (responses to train on, their rewards); it may make several calls."""
         site, batches, most = self._site(stream), [], 1 + self.rl.dynamic_sampling
         before = self.sampled
         while len(batches) < most and sum(batch.has_signal.sum() for batch in batches) < self.rl.prompts_per_step:
@@ -202,7 +197,7 @@ class Turn:
         return [one for one in self._everything if one.name == name]
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
-        """Log-probs of the sampled tokens by the trained role's reference policy, with another prompt about the same
+        """Log-probs of the sampled tokens by the trained role's reference policy, to another prompt about the same
         parents.
 
         float32 [B, T]; 0 off the actions, NaN in rows whose prompt has no room for its whole text. Raises ValueError:
@@ -257,7 +252,6 @@ def cursors_after(rl: ConfigDict, cursors: Mapping[str, int], draws: Mapping[str
 
 
 def problems_of_a_draw(rl: ConfigDict, stream: str) -> int:
-    """The problems reserved for a draw."""
     return (1 + rl.dynamic_sampling) * rl.prompts_per_step * practice.candidates_of(rl, stream)
 
 
@@ -268,7 +262,7 @@ def _nothing(prompt: Prompt, samples: int) -> Responses:
 
 def joined(parts: Sequence[Responses], most_prompts: int) -> Responses:
     """The responses to several calls as one batch to train on; those to one problem form a group. The update is
-    compiled for `most_prompts`, the most responses that there can be in any turn."""
+    compiled for `most_prompts`, the most in any turn."""
     roles = sorted({part.role for part in parts})
     require(len(roles) == 1, f"joined responses are of {' and of '.join(roles)}: a turn trains one role")
     parts = [part for part in parts if len(part)]

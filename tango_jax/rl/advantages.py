@@ -50,8 +50,8 @@ def per_group_step_BT(
     step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, group_size: int,
     normalise_fn: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    """Apply normalise_fn to all step elements of each group jointly, 0 elsewhere, float64 [B, T]. Samples masked for
-    their length count in their group's statistics, as for the outcome."""
+    """Apply normalise_fn to all step elements of each group jointly, 0 elsewhere, float64 [B, T]; samples masked for
+    their length included."""
     chex.assert_rank([step_reward_BT, is_step_end_BT], 2)
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT])
     check_groups(len(step_reward_BT), group_size)
@@ -137,8 +137,8 @@ def reinforce_pp_step_BT(
 ) -> np.ndarray:
     """Step advantage of RL Tango with REINFORCE++ (arXiv 2505.15034), float32 [B, T].
 
-    Returns of the raw step rewards, whitened over all action tokens of the batch. Rows without step rewards count as
-    zeros in the statistics and get the advantage 0, not the whitened value of 0.
+    Returns of the raw step rewards, whitened over all action tokens. Rows without step rewards count as zeros in the
+    statistics and get the advantage 0, not the whitened value of 0.
     """
     chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
@@ -169,11 +169,8 @@ def update_label_counts(counts_2: np.ndarray, is_correct_B: np.ndarray, decay: f
 
 
 def class_weights_B(counts_2: np.ndarray, is_correct_B: np.ndarray) -> np.ndarray:
-    """Class-aware weights of the verifier's advantages (arXiv 2505.15034), float32 [B], mean 1.
-
-    Proportional to 1/sqrt(count) of the row's class, at least 1 % of all labels; counts_2 = (incorrect, correct).
-    Without labels every weight is 1.
-    """
+    """Class-aware weights of the verifier's advantages (arXiv 2505.15034), float32 [B], mean 1, 1 without labels.
+    Proportional to 1/sqrt(count) of the row's class, at least 1 % of all labels; counts_2 = (incorrect, correct)."""
     chex.assert_rank([counts_2, is_correct_B], 1)
     chex.assert_shape(counts_2, (2,))
     total = float(counts_2.sum(dtype=np.float64))

@@ -26,14 +26,14 @@ def differs_within_batch_P(reward_PM: np.ndarray) -> np.ndarray:
 
 
 class Algorithm(NamedTuple):
-    """How rewards become advantages. Rows are B = P prompts x M samples, prompt-major; `loss` holds `ROLE.loss.*`. Both
+    """How rewards become advantages. Rows are B = P prompts x M samples, prompt-major; `loss` is `ROLE.loss`. Both
     functions return float32 [B, T], 0 off the actions:
 
         outcome_fn(reward_B, is_action_BT, M, loss)
         step_fn(step_reward_BT, is_step_end_BT, is_action_BT, M, loss)
 
-    `has_signal_fn(reward_PM)`: bool [P], groups in which some response has an outcome advantage. `formula`: for the
-    report. `compares_groups_alone`: no group depends on the others, so groups may differ in size.
+    `has_signal_fn(reward_PM)`: bool [P], groups with an outcome advantage. `compares_groups_alone`: no group depends on
+    the others, so groups may differ in size.
     """
 
     outcome_fn: Callable[[np.ndarray, np.ndarray, int, Any], np.ndarray]

@@ -1,8 +1,8 @@
 """Losses: per-token losses from log-probs and advantages, and the weights that sum them. One function per equation.
 
-Traced, float32; only `token_weights_BT` runs on the host, before rows are packed. The loss of an update is
-sum(weight_BT * loss_BT) with weights made from all of its rows, so packing and micro-batching cannot change it.
-`logp_BT[:, t]` scores token t. A row holds at most I whole sequences. Values off the actions must be finite.
+Traced, float32; only `token_weights_BT` runs on the host. The loss of an update is sum(weight_BT * loss_BT) with
+weights from all its rows, so packing and micro-batching cannot change it. `logp_BT[:, t]` scores token t. A row holds
+at most I whole sequences. Values off the actions must be finite.
 """
 
 from typing import NamedTuple
@@ -40,12 +40,10 @@ def log_ratio_BT(logp_BT: jax.Array, old_logp_BT: jax.Array) -> jax.Array:
 def sequence_log_ratio_BT(
     logp_BT: jax.Array, old_logp_BT: jax.Array, is_action_BT: jax.Array, segment_BT: jax.Array, num_segments: int
 ) -> jax.Array:
-    """GSPO (arXiv 2507.18071): log s_i, the mean log-ratio of a sequence's actions, at each of its actions, float32 [B,
-    T].
+    """GSPO (arXiv 2507.18071): log s_i, the mean log-ratio of a sequence's actions, at each of them; float32 [B, T].
 
-    0 elsewhere. Gradient flows to every action of the sequence. segment_BT is 1..num_segments for the sequences of a
-    row, 0 for padding. With `clipped_loss_BT` and seq_mean weights this is the paper's sequence-level objective; its
-    clip range is about 3e-4, not 0.2.
+    segment_BT is 1..num_segments for the sequences of a row, 0 for padding. With `clipped_loss_BT` and seq_mean weights
+    this is the paper's sequence-level objective; its clip range is about 3e-4, not 0.2.
     """
     chex.assert_rank([logp_BT, old_logp_BT, is_action_BT, segment_BT], 2)
     chex.assert_equal_shape([logp_BT, old_logp_BT, is_action_BT, segment_BT])
@@ -63,9 +61,8 @@ def clipped_loss_BT(
 ) -> tuple[jax.Array, jax.Array]:
     """Clipped surrogate -min(c A, clip(c, 1 - clip_low, 1 + clip_high) A) from log c (arXiv 1707.06347, eq. 7).
 
-    Returns loss_BT float32 and is_clipped_BT bool: the clipped term is the smaller one, so no gradient flows. clip_high
-    > clip_low is DAPO's clip-higher (arXiv 2503.14476). log c is clamped to +-20 against overflow, without gradient
-    beyond.
+    is_clipped_BT: no gradient flows. clip_high > clip_low is DAPO's clip-higher (arXiv 2503.14476). log c is clamped to
+    +-20 against overflow, without gradient beyond.
     """
     chex.assert_rank([ratio_log_BT, adv_BT], 2)
     chex.assert_equal_shape([ratio_log_BT, adv_BT])

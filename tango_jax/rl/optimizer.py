@@ -44,11 +44,8 @@ def scale_by_learning_rate_of(role: str, schedule: optax.Schedule) -> optax.Grad
 def make_optimizer(
     config: ConfigDict, are_adapters: bool = False, shared_by: str = "", cosine_to: int = 0, b2: float = B2
 ) -> optax.GradientTransformation:
-    """Clip to `clip_norm`, then AdamW. Adapters have no weight decay.
-
-    Where one policy has both roles, `shared_by` is the role whose settings these are. Its schedule counts its updates
-    alone; the moments are of all updates.
-    """
+    """Clip to `clip_norm`, then AdamW. Adapters have no weight decay. Where one policy has both roles, the schedule
+    counts the updates of `shared_by` alone; the moments are of all updates."""
     lr = (config.lora_lr or ADAPTERS_LR * config.lr) if are_adapters else config.lr
     schedule = learning_rate(lr, config.warmup_steps, cosine_to)
     scale = scale_by_learning_rate_of(shared_by, schedule) if shared_by else optax.scale_by_learning_rate(schedule)

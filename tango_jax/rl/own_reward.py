@@ -3,10 +3,9 @@
     generator.reward    name(solution) -> float
     verifier.reward     name(verification, solution) -> float
 
-They get a `records.Solution` (problem, text, steps, `is_correct` (the grade), `format_score` and so on) and a
-`records.Verification` of it. The number is added to the role's usual reward; rl.outcome_weight=0 and rl.format_weight=0
-switch the generator's off. The function is called once per response, and tried on made-up ones before a run begins
-(method/rehearsal.py).
+The arguments are a `records.Solution` and a `records.Verification`. The number is added to the role's usual reward;
+rl.outcome_weight=0 and rl.format_weight=0 switch the generator's off. The function is called once per response, and
+tried on made-up ones before a run begins (method/rehearsal.py).
 """
 
 import dataclasses

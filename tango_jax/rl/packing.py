@@ -49,7 +49,7 @@ class PackShape:
 
 
 class BatchShape(NamedTuple):
-    """Sizes of the axes of a Batch, on the shards of one process."""
+    """On the shards of one process."""
 
     N: int  # micro-batches
     Z: int  # shards
@@ -138,8 +138,8 @@ def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
 def split_over_shards(
     sequences: Sequence[TrainSequence], is_shared: bool, num_shards: int, group_size: int = 1
 ) -> list[list[TrainSequence]]:
-    """Sequences for each shard, in their order: about as many sequences and tokens for each. Where prompts are shared,
-    up to `group_size` sequences of one prompt stay together; with more, a shard could get more than its arrays hold."""
+    """About as many sequences and tokens for each shard. Up to `group_size` sequences of a shared prompt stay together;
+    with more, a shard could get more than its arrays hold."""
     groups, seen = {}, Counter()
     for index, sequence in enumerate(sequences):
         prompt = tuple(sequence.prompt) if is_shared else index
@@ -157,7 +157,7 @@ def split_over_shards(
 
 
 def _micro_batches(sequences: Sequence[TrainSequence], shape: PackShape) -> list[MicroBatchRows]:
-    """A shard's sequences in rows, and these in micro-batches of at most R rows and Q shared prompts."""
+    """Rows in micro-batches of at most R rows and Q shared prompts."""
     groups = {}
     for sequence in sequences:
         groups.setdefault(tuple(sequence.prompt) if shape.prompts else (), []).append(sequence)
@@ -183,7 +183,7 @@ def pack(
     num_shards: int = 1,
 ) -> Batch:
     """This process's part of a Batch; all processes must call it. A prompt has at most max_sequences / max_prompts
-    responses. The shape does not depend on how well the batch packs. Only `num_micro` micro-batches are computed."""
+    responses. The shape does not depend on how well the batch packs."""
     assert len(sequences) <= max_sequences, (len(sequences), max_sequences)
     shards = assign_micro_batches(sequences, shape, max_sequences, max_prompts, num_shards)
     longest = max((len(sequence.prompt) for sequence in sequences), default=1)
@@ -225,7 +225,6 @@ def batch_shape(
 
 
 def empty_batch(shape: BatchShape) -> Batch:
-    """On the host, without a single token."""
     N, Z, Q, X, R, T = shape
     return Batch(
         prefix_token_NZQX=np.full((N, Z, Q, X), PAD_ID, np.int32),

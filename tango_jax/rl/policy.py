@@ -33,7 +33,7 @@ from tango_jax.weights.workdir import start_source
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The jitted functions of one role (init, sample, score, update) with what they were built from."""
+    """The jitted functions of one role, and what they were built from."""
 
     role: str  # generator or verifier
     config: ConfigDict  # the role's part of the config
@@ -72,7 +72,6 @@ class Policy:
 
     @property
     def full_model(self) -> ModelConfig:
-        """The model of a stage 1 that trains all parameters."""
         return dataclasses.replace(self.model_config, lora=None, param_dtype=self.config.model.param_dtype)
 
     def abstract_full_params(self) -> dict:
@@ -81,7 +80,6 @@ class Policy:
 
     @property
     def full_shardings(self) -> dict:
-        """Shardings of all parameters, without adapters."""
         params = jax.eval_shape(lambda: init_params(self.full_model, jax.random.key(0)))
         return param_shardings(self.placement.train, params)
 
@@ -95,15 +93,15 @@ class Policy:
         return state.replace(opt_state=fetch(state.opt_state, self.shardings.opt_state))
 
     def reference_fn(self, weights: dict) -> Callable[[], dict]:
-        """() -> these weights of a reference policy, on the devices. With `mesh.offload` they are in host memory
-        between calls, except a base, which the policy needs too."""
+        """() -> weights of a reference policy, on the devices. With `mesh.offload` they stay in host memory between
+        calls, except a base, which the policy needs too."""
         params, base = split(weights)
         kept = offload(params) if self.config.mesh.offload else params
         return lambda: with_base(base, fetch(kept, self.shardings.params))
 
     def updated(self, state: TrainState, batches: Sequence[Batch]) -> tuple[TrainState, list[dict]]:
-        """The state after `loss.epochs` passes, and the metrics of every update, still on the devices: reading one
-        would wait for its update."""
+        """After `loss.epochs` passes. The metrics of every update stay on the devices: reading one would wait for its
+        update."""
         state, base, updates = self.fetched(state).replace(base={}), state.base, []
         for _ in range(self.config.loss.epochs):
             for batch in batches:
@@ -114,8 +112,7 @@ class Policy:
     def with_scores(
         self, batch: Batch, weights: dict, reference_fn: Callable | None, score_fn: Callable | None = None
     ) -> Batch:
-        """Add the log-probs that the loss needs: of the reference for a KL term, and of the policy before any update.
-        `score_fn` replaces `score`."""
+        """Add log-probs of the reference, for a KL term, and of the policy before any update."""
         score_fn = score_fn or self.score
         if self.config.loss.kl_coef > 0:
             batch = batch.replace(ref_logp_NZRT=score_fn(reference_fn(), batch))
@@ -136,11 +133,8 @@ def make_policy(
     num_local: int | None = None,
     is_shared: bool = False,
 ) -> Policy:
-    """Build a policy from the role's config and what it starts from.
-
-    `devices`: all of the job, by default all there are; the first `num_local` are this process's. `is_shared`: its
-    state serves both roles. Raises ValueError: lengths, mesh, model and devices do not fit each other.
-    """
+    """`devices`: all of the job; the first `num_local` are this process's. `is_shared`: its state serves both roles.
+    Raises ValueError: lengths, mesh, model and devices do not fit each other."""
     model, tokenizer = source.model_config, source.tokenizer
     total = config.max_prompt + config.max_response
     if total > model.max_position:
@@ -189,7 +183,7 @@ def make_policy(
 
 
 def sampler_sizes(config: ConfigDict) -> SamplerConfig:
-    """The sizes that a role samples in, before row buckets are rounded up to what the devices share."""
+    """Before row buckets are rounded up to what the devices share."""
     return SamplerConfig(
         prompt_buckets=(*config.prompt_buckets, config.max_prompt),
         cache_buckets=(*config.cache_buckets, config.max_response),
@@ -199,8 +193,8 @@ def sampler_sizes(config: ConfigDict) -> SamplerConfig:
 
 
 def make_policies(config: ConfigDict, is_shared: bool) -> dict[str, Policy]:
-    """Both policies; with `is_shared`, one has both roles. They depend neither on the seed nor otherwise on the arm:
-    such runs can share them, and all that is compiled."""
+    """With `is_shared`, one has both roles. Runs that differ in seed or arm can share them, and all that is
+    compiled."""
     sources = {role: start_source(config, role, is_one_policy=is_shared) for role in ROLES}
     return {role: make_policy(role, config[role], sources[role], is_shared=is_shared) for role in ROLES}
 

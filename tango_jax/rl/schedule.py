@@ -14,9 +14,8 @@ def alpha_at(
     """Weight of the step advantage at a generator step (arXiv 2505.15034).
 
     Args:
-        step: generator steps made after the warm-up, from 0; held at total_steps when it runs past them.
-        initial: a0, the value at step 0.
-        final: a_min, the value at total_steps.
+        step: generator steps after the warm-up, from 0, held at total_steps.
+        initial, final: a0 at step 0, and a_min at total_steps.
         kind: "exponential" a0 * (a_min / a0)^(step / total_steps), both above 0; "linear"; "cosine" (half a period);
               "none" stays at a0; "signal" a_min + (a0 - a_min) u.
         share_of_one_outcome: u, the share of this batch's groups whose answers are all right or all wrong, in [0, 1].
@@ -53,11 +52,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Warm-up turns of the verifier, then cycles of generator turns and verifier turns (arXiv 2505.15034).
-
-    The run ends with its last generator turn, or after the verifier turns that complete its cycle. Turns of a role that
-    is not trained are skipped.
-    """
+    """Warm-up turns of the verifier, then cycles of generator turns and verifier turns (arXiv 2505.15034). The run ends
+    with its last generator turn, or the verifier turns that complete its cycle."""
 
     warmup_turns: int
     generator_turns_per_cycle: int
@@ -72,12 +68,11 @@ class Schedule:
 
     @property
     def num_warmup(self) -> int:
-        """Warm-up turns that take place."""
         return self.warmup_turns if self.train_verifier else 0
 
     @property
     def cycle(self) -> tuple[int, int]:
-        """Generator and verifier turns of a cycle that take place."""
+        """Generator and verifier turns of a cycle."""
         return (
             self.generator_turns_per_cycle if self.train_generator else 0,
             self.verifier_turns_per_cycle if self.train_verifier else 0,

@@ -1,5 +1,4 @@
-"""Log-probabilities of given tokens, by the trainer on a packed batch: for the update, the reference policy, and old
-log-probs when one batch gets several updates."""
+"""Log-probabilities of given tokens, by the trainer on a packed batch."""
 
 import functools
 from collections.abc import Callable
@@ -26,7 +25,7 @@ def micro_batch(batch: Batch, index: jax.Array | int) -> Batch:
 
 
 def hidden_states(model_config: ModelConfig, params: dict, micro: Batch, mesh: Mesh | None = None) -> jax.Array:
-    """Hidden states of the packed rows, [Z, R, T, D]; shared prompts are computed once beside them."""
+    """[Z, R, T, D]; shared prompts are computed once."""
     Z, R, T = micro.token_NZRT.shape
     Q, X = micro.prefix_token_NZQX.shape[1:]
     attention = attention_of(model_config)
@@ -57,11 +56,10 @@ def token_logps(
     chunk: int,
     mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of every token given those before it, and the entropy of its distribution; float32[B, T] each, B = Z x
-    R.
+    """Log-prob of every token, and the entropy of its distribution; float32[B, T] each, B = Z x R.
 
-    `logp_BT[:, t]` scores token t (column 0 is 0). With `chunk` > 0 the logits of that many tokens of a shard exist at
-    a time and are recomputed in the backward pass, so memory does not grow with T x V.
+    `logp_BT[:, t]` scores token t (column 0 is 0). With `chunk` > 0 the logits of that many tokens exist at a time and
+    are recomputed in the backward pass, so memory does not grow with T x V.
     """
     x_ZRTD = hidden_states(model_config, params, micro, mesh)
     Z, R, T, D = x_ZRTD.shape
@@ -112,8 +110,8 @@ def is_chunked(num_tokens: int, chunk: int) -> bool:
 def _score_logits(
     logits_ZYV: jax.Array, target_ZY: jax.Array, is_here_ZY: jax.Array | bool, mesh: Mesh | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of the targets and entropy, of all tokens of a shard or one chunk. With a mesh, V is this device's part
-    of the vocabulary and `is_here` says which targets lie in it."""
+    """Log-prob of the targets, and entropy. With a mesh, V is this device's part of the vocabulary; `is_here`: targets
+    in it."""
     # Not jax.nn.log_softmax: one number per token crosses devices, never logits.
     top_ZY = collectives.max_over_tensor(logits_ZYV.max(-1), mesh)
     total_ZY = collectives.sum_over_tensor(jnp.exp(logits_ZYV - top_ZY[..., None]).sum(-1), mesh)

@@ -45,11 +45,8 @@ def minimum_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.ndarr
 
 
 def first_error_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.ndarray:
-    """The steps before the first rejected one (after VPPO, arXiv 2601.18984).
-
-    Tokens before the first rejected step get the share of steps before it, minus b, at least 0; the step itself gets
-    -1, and later tokens 0. Without a rejected step all get 1 - b.
-    """
+    """The steps before the first rejected one (after VPPO, arXiv 2601.18984). Tokens before it get the share of steps
+    before it, minus b, at least 0; the step itself gets -1, later tokens 0. Without a rejected step all get 1 - b."""
     value_T = np.zeros(y_T.shape, np.float64)
     rejected = np.flatnonzero(y_T[ends] < 0)
     right = int(rejected[0]) if rejected.size else len(ends)
@@ -110,10 +107,9 @@ def step_advantage_BT(
 ) -> np.ndarray:
     """The step advantage of a form of FORMS under an algorithm, float32 [B, T].
 
-    grpo compares the scores of a group by mean and deviation, rloo each with the mean of the others, reinforce_pp like
-    grpo with the whole batch as one group. `among_equals` compares right solutions with right ones and wrong with wrong
-    (after PAPO, arXiv 2603.26535, and PROGRS, arXiv 2604.02341): no step reward makes a wrong solution better than a
-    right one.
+    grpo compares a group's scores by mean and deviation, rloo each with the mean of the others, reinforce_pp like grpo
+    over the whole batch. `among_equals` compares right solutions with right ones and wrong with wrong (after PAPO,
+    arXiv 2603.26535, and PROGRS, arXiv 2604.02341): no step reward makes a wrong solution better than a right one.
     """
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
     check_groups(len(step_reward_BT), group_size)

@@ -1,7 +1,6 @@
 """One optimizer step on a packed batch: gradients accumulated over micro-batches, then clipping and AdamW.
 
-A micro-batch's loss is a sum over tokens, weighted by packing.py on the host: packing and micro-batch size change no
-result. The number of micro-batches is traced.
+Token weights come from packing.py: packing and micro-batch size change no result.
 """
 
 import dataclasses
@@ -104,9 +103,8 @@ def make_update(
     """Build the jitted `update(state, batch, base) -> (state, metrics)`. The state is donated; the frozen `base` is
     not.
 
-    Metrics are device scalars: `loss`, `grad_norm`, `update_ratio` (norm of the update over the norm of the parameters
-    before it; not finite where the new parameters are not), `tokens`, means over action tokens and maxima from the
-    loss.
+    Metrics are device scalars: `loss`, `grad_norm`, `update_ratio` (norm of the update over the norm of the
+    parameters), `tokens`, means over action tokens and maxima from the loss.
     """
 
     def update(state: TrainState, batch: Batch, base: dict | None = None) -> tuple[TrainState, dict]:

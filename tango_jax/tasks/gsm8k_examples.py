@@ -41,7 +41,7 @@ def make_gsm8k_examples(
 ) -> Gsm8kExamples:
     """Make examples from rows with at least `min_steps` lines: shorter solutions lose format score.
 
-    Args: see `tagged_examples.make_tagged_examples`. Raises ValueError: a row is not in the GSM8K format, or too few
+    `over_fn`, `excluded`: see `make_tagged_examples`. Raises ValueError: a row is not in the GSM8K format, or too few
     rows remain.
     """
     fields_of, problems, num_excluded = {}, [], 0
