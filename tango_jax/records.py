@@ -1,4 +1,4 @@
-"""Records between stages of the loop, in the order of the data flow. Axis letters: tango_jax/README.md."""
+"""The records of the loop, in the order of the data flow. Axis letters: tango_jax/README.md."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """A generator response, decoded, parsed and graded (method/texts.py)."""
+    """Decoded, parsed and graded (method/texts.py)."""
 
     problem: Problem
     text: str
@@ -52,7 +52,7 @@ class Solution:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """A verifier response, decoded and parsed (method/texts.py)."""
+    """Decoded and parsed (method/texts.py)."""
 
     text: str
     judgements: tuple[bool | None, ...]
@@ -66,7 +66,7 @@ class Verification:
 
 
 def problem_of(record: Any) -> Problem:
-    """The problem that a response or the parent of a prompt belongs to; for a list, the problem of its first record."""
+    """The first's, of several records."""
     if isinstance(record, Problem):
         return record
     if isinstance(record, Solution):
@@ -103,7 +103,7 @@ class Responses:
 
     @property
     def owners(self) -> list:
-        """B parents, one for each response."""
+        """One for each of the B responses."""
         return [parent for parent in self.parents for _ in range(self.group_size)]
 
     def replace(self, **fields: Any) -> "Responses":
@@ -114,7 +114,7 @@ class Responses:
         return [self.records[number :: self.group_size] for number in range(self.group_size)]
 
     def groups(self) -> list[np.ndarray]:
-        """Row numbers of each group: the M responses to a prompt, or all responses to a problem."""
+        """Rows that are compared: the M responses to a prompt, or all those to a problem."""
         if not self.is_joined:
             return list(np.arange(len(self)).reshape(-1, self.group_size))
         rows: dict[int, list[int]] = {}
@@ -125,7 +125,7 @@ class Responses:
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """A part of a reward or an advantage: weight x value, with its name in the report."""
+    """A part of a reward or an advantage, weight x value, under its name in the report."""
 
     name: str
     weight: float | np.ndarray  # one for all rows, or float [B]
@@ -139,7 +139,7 @@ class Rewards(NamedTuple):
 
 
 class StepRewards(NamedTuple):
-    """Step rewards of B solutions, at the token that ends each step."""
+    """Rewards of the steps of B solutions, at the token that ends each step."""
 
     reward_BT: np.ndarray  # float32
     is_end_BT: np.ndarray  # bool
@@ -170,6 +170,7 @@ class Memory:
 
     @classmethod
     def restored(cls, meta: Mapping[str, Any]) -> "Memory":
+        """From `stored`; what a checkpoint lacks is as at the start."""
         passes = {key: tuple(counts) for key, counts in meta.get("passes", {}).items()}
         return cls(meta["turn"], meta["cursors"], tuple(meta["label_counts"]), tuple(meta.get("evidence", ())), passes,
                    meta.get("own", {}))
@@ -177,8 +178,6 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """What a turn trains on: responses, rewards, and the terms of each token's advantage."""
-
     responses: Responses  # of the role that is trained, B
     reward: Rewards
     terms: Mapping[str, tuple[float | np.ndarray, np.ndarray]]  # name -> (weight: one or [B], advantage [B, T])
@@ -189,10 +188,11 @@ class Lesson:
 
 @struct.dataclass
 class Batch:
-    """Packed sequences for scoring and updates: N micro-batches, each with Z shards of R rows of T tokens.
+    """Packed sequences: N micro-batches, each with Z shards of R rows of T tokens.
 
-    On the host Z counts this process's shards. A micro-batch is a Batch without the N axis. With shared prompts, each
-    shard has Q prefixes of X tokens (prompts without their last token), to which the responses attend; else Q is 0.
+    NumPy arrays on the host, where Z counts this process's shards. A micro-batch is a Batch without the N axis. With
+    shared prompts, each shard also has Q prefixes of X tokens: prompts without their last token, to which the responses
+    of their rows attend. Else Q is 0.
     """
 
     prefix_token_NZQX: Any  # int32
@@ -211,7 +211,7 @@ class Batch:
 
 
 def with_base(base: dict | None, params: dict) -> dict:
-    """The base with the trained parameters in it, for forward passes. Copies nothing."""
+    """What forward passes take. Nothing is copied."""
     if not base:
         return params
     return {**base, "layers": {**base["layers"], **params["layers"]}}
@@ -224,7 +224,7 @@ class TrainState:
     params: Any  # what is trained
     opt_state: Any
     step: jax.Array  # int32[], number of updates
-    # Frozen parameters under the adapters (models/lora.py), shared by both roles; {}: none. Neither donated nor saved.
+    # Frozen parameters of adapters (models/lora.py), which both roles may share. Neither donated nor saved.
     base: Any = struct.field(default_factory=dict)
 
     @property

@@ -1,1 +1,1 @@
-"""The training loop: takes a configuration and produces two trained policies. Read run.py, turn.py, rollouts.py."""
+"""The training loop: two trained policies from a configuration. Read run.py, then turn.py."""

@@ -1,6 +1,4 @@
-"""Detects numerical breakdown after every turn and before every save: NaN, infinity, or an update that destroys the
-parameters. Loaded parameters are checked by runtime/trees.py, logits by sampling/request.py.
-"""
+"""Detects NaN, infinity and updates that destroy the parameters, after every turn and before every save."""
 
 import contextlib
 import math
@@ -11,13 +9,13 @@ from ml_collections import ConfigDict
 
 from tango_jax.runtime.trees import BROKEN_VALUES, first_not_finite
 
-# Norm of an update over the norm of the parameters that it changes. In healthy training it is near 1e-3. Above 10
-# nothing is left of what was learned, although the update's own loss and gradient, computed before it, look normal.
+# Norm of an update over the norm of the parameters. In healthy training it is near 1e-3. Above 10 nothing learned is
+# left, although the update's own loss and gradient, computed before it, look normal.
 MAX_UPDATE_RATIO = 10.0
 
 
 class Broken(FloatingPointError):
-    """Raised when a role's numbers are not finite; the message continues a sentence that names the operation."""
+    """A role's numbers are not finite; the message continues a sentence that names the operation."""
 
     def __init__(self, role: str, message: str):
         super().__init__(message)
@@ -25,7 +23,7 @@ class Broken(FloatingPointError):
 
 
 def check_metrics(role: str, metrics: dict[str, float]) -> None:
-    """Raise Broken if a metric of a turn of `role` is not finite, or an update was absurdly large."""
+    """Raise Broken if a metric is not finite, or an update was absurdly large."""
     bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
     if bad:
         raise Broken(role, f"produced values that are not finite: {bad}")
@@ -36,7 +34,6 @@ def check_metrics(role: str, metrics: dict[str, float]) -> None:
 
 
 def check_params(states: dict[str, Any]) -> None:
-    """Raise Broken if the parameters of a role must not be saved; `states` maps each role to its TrainState."""
     for role, state in states.items():
         broken = first_not_finite(state.params)
         if broken is not None:
@@ -45,8 +42,8 @@ def check_params(states: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def explained(doing: str, config: ConfigDict, workdir: Any, newest: int | None) -> Iterator[None]:
-    """Turns a `Broken` of the block into a FloatingPointError with advice. `doing`: the operation, as the message's
-    subject; `newest`: turn of the newest checkpoint, or None."""
+    """Turns a `Broken` into a FloatingPointError with advice. `doing`: the message's subject; `newest`: turn of the
+    newest checkpoint."""
     try:
         yield
     except Broken as error:
@@ -54,7 +51,7 @@ def explained(doing: str, config: ConfigDict, workdir: Any, newest: int | None) 
 
 
 def _advice(config: ConfigDict, role: str, workdir: Any, newest: int | None) -> str:
-    """Suggests only settings that the user can change: a workdir cannot be resumed with different ones."""
+    """Only settings that can be changed: a workdir cannot be resumed with others."""
     optimizer = config[role].optimizer
     kept = "there is no checkpoint yet" if newest is None else (
         f"the newest checkpoint, of turn {newest}, holds finite parameters"

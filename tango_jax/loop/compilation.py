@@ -1,4 +1,4 @@
-"""Compiles everything that a run may need before its first turn, so that nothing is compiled later."""
+"""Compiles all that a run may need before its first turn."""
 
 from collections.abc import Iterator
 
@@ -18,8 +18,7 @@ from tango_jax.runtime.trees import first_not_finite
 
 
 def compile_run(context: RunContext, start: dict, progress: Stage, preemption: hosts.Preemption) -> None:
-    """Compile what both roles sample with, and score and update of those that are trained; `start` holds the weights
-    of each."""
+    """`start`: weights by role."""
     rehearsals = context.method.rehearsals
     hosts.compile_exchange()
     for role, policy in context.policies.items():
@@ -46,7 +45,6 @@ def compile_transfers(context: RunContext, states: States) -> None:
 
 
 def _compile_update(ahead: CompileAhead, policy: Policy, prompt_length: int, rehearsal: Rehearsal) -> None:
-    """Score and update of what the turns of a role train on, with prompts of the given length."""
     state, weights = policy.abstract_state(), policy.abstract_weights()
     for call in rehearsal.scored:
         for batch in _batches(policy, prompt_length, Trained(call.prompts, call.samples)):

@@ -1,4 +1,4 @@
-"""Console summaries of a run: at the start what it will do, at the end its results."""
+"""Console summaries of a run, at its start and its end."""
 
 from collections import Counter
 from pathlib import Path
@@ -26,7 +26,6 @@ from tango_jax.tracking.stored_runs import compare
 def describe_run(
     console: Console, config: ConfigDict, policies: dict[str, Policy], task: Task, schedule: Schedule
 ) -> None:
-    """Log the machine, the number of turns, the batch size, the parameters, and one decoded prompt per role."""
     rl = config.rl
     console.log(f"machine: {describe_machine()}")
     for note in config.notes.splitlines():
@@ -89,7 +88,6 @@ def describe_parameters(console: Console, role: str, policy: Policy) -> None:
 
 
 def describe_results(console: Console, config: ConfigDict, workdir: Path, summary: dict) -> None:
-    """Log the first and last scores, compare the run with those that `compare_with` names, and log the files."""
     generator, verifier = summary["generator"], summary["verifier"]
     console.log(f"generator accuracy {generator['accuracy_initial']:.3f} -> {generator['accuracy_final']:.3f}")
     for name, key in (("step F1", "step_f1"), ("outcome F1", "outcome_f1")):
@@ -111,7 +109,6 @@ def describe_results(console: Console, config: ConfigDict, workdir: Path, summar
 
 
 def describe_turn(place: Place, schedule: Schedule) -> str:
-    """The position of a turn in the run."""
     if place.phase == "warmup":
         return f"verifier warm-up {place.index + 1}/{schedule.warmup_turns}"
     if place.role == "generator":

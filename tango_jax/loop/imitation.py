@@ -1,4 +1,4 @@
-"""Builds stage-1 batches: takes examples of text to imitate, returns packed token ids with per-token loss weights."""
+"""Stage-1 batches: packed token ids and per-token loss weights of examples to imitate."""
 
 import math
 import sys
@@ -16,8 +16,7 @@ from tango_jax.text.prompts import OWN, PROMPTS, prompt_ids, solution_of, verifi
 
 
 def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.ndarray, bool]:
-    """(prompt ids, response ids, whether both are complete) of one example. Too long solutions in a verifier's prompt
-    and responses are cut off."""
+    """(prompt ids, response ids, whether both are complete). What is too long is cut off."""
     prompt_kind = PROMPTS[example.prompt] if example.prompt else OWN[policy.role]
     limit = policy.config.max_prompt if policy.role == "verifier" or example.verification else sys.maxsize
     prompt, is_shortened = prompt_ids(prompt_kind, policy.template, policy.tokenizer, _about(example), limit)
@@ -27,7 +26,6 @@ def sft_sequence(policy: Policy, example: SftExample) -> tuple[list[int], np.nda
 
 
 def _about(example: SftExample) -> Problem | Solution | Verification:
-    """What the prompt of an example is about."""
     if not example.solution:
         return example.problem
     if not example.verification:
@@ -36,15 +34,15 @@ def _about(example: SftExample) -> Problem | Solution | Verification:
 
 
 def sft_pairs(policy: Policy, task: Task, split: str, start: int, count: int) -> list[tuple[list[int], np.ndarray]]:
-    """(prompt ids, response ids) of the examples start .. start + count of a split, without those that are not
-    complete: a verifier should not learn to judge steps that it cannot see."""
+    """Without incomplete examples: a verifier should not learn to judge steps that it cannot see."""
     examples = (task.sft_example(policy.role, split, index) for index in range(start, start + count))
     sequences = (sft_sequence(policy, example) for example in examples)
     return [(prompt, response) for prompt, response, is_whole in sequences if is_whole]
 
 
 def pack_pairs(policy: Policy, pairs: list[tuple[list[int], np.ndarray]], most: int) -> Batch:
-    """Pack this process's share of at most `most` examples; every response token has the same weight (token mean)."""
+    """At most `most` examples, of which this process packs its share; every response token has the same weight (token
+    mean)."""
     weight = np.float32(1.0 / max(1, sum(len(response) for _, response in pairs)))
     sequences = [
         TrainSequence(prompt=prompt, response=response, weight=np.full(len(response), weight))
@@ -59,8 +57,8 @@ def pack_pairs(policy: Policy, pairs: list[tuple[list[int], np.ndarray]], most: 
 def sft_batch(
     policy: Policy, task: Task, split: str, start: int, count: int, rehearsed: Policy | None = None
 ) -> tuple[Batch, int]:
-    """The examples start .. start + count of a split, packed, and how many were left out. Those of a `rehearsed`
-    generator are added if they fit into a row."""
+    """A packed batch, and how many examples were left out. A `rehearsed` generator's are added if they fit into a
+    row."""
     pairs = sft_pairs(policy, task, split, start, count)
     most = count * (2 if rehearsed else 1)
     if rehearsed:
@@ -71,7 +69,7 @@ def sft_batch(
 
 
 def heldout_batch(policy: Policy, task: Task, rehearsed: Policy | None = None) -> Batch:
-    """The held-out examples. Raises ValueError if none fits."""
+    """Raises ValueError if no held-out example fits."""
     role, count, row_length = policy.role, policy.config.sft.eval_examples, sft_pack_shape(policy.config).row_length
     batch, left_out = sft_batch(policy, task, "heldout", 0, count, rehearsed)
     if left_out == count * (2 if rehearsed else 1):

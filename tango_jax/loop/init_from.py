@@ -1,7 +1,6 @@
-"""Checks that another run's stage 1 can be the start of this run: that it exists, is finished and passed its gate.
+"""Checks that another run's stage 1 exists, is finished and passed its gate.
 
-This runs at the start, and again when the parameters are loaded, since a damaged checkpoint falls back to an earlier
-step. What needs the other run's settings is not checked where its config.json is missing.
+They run at the start, and again when parameters are loaded: a damaged checkpoint falls back to an earlier step.
 """
 
 import json
@@ -26,8 +25,7 @@ def sft_directory(workdir: Path, role: str) -> Path:
 
 
 def check_init_from(config: ConfigDict, roles: Sequence[str] = ROLES) -> None:
-    """Raise ValueError if the stage 1 that a role starts from is missing, or trained something else; no parameters are
-    read. See also `check_stage_one`."""
+    """Raise ValueError if a stage 1 is missing, or trained something else. Reads no parameters."""
     for role in roles:
         source = config[role].init_from
         if not source:
@@ -40,7 +38,6 @@ def check_init_from(config: ConfigDict, roles: Sequence[str] = ROLES) -> None:
 
 
 def _check_continued(config: ConfigDict, role: str, source: str, is_full: bool) -> None:
-    """Check that this run's settings go on with what the stage 1 has trained: all parameters, or adapters."""
     settings, here, verifier = _settings(source), flatten(config), config.verifier
     name, is_shared = f"{role}.init_from={source}", shares_policy(config)
     for key in (f"{role}.model.lora.alpha", f"{role}.model.lora.base_dtype"):
@@ -59,8 +56,7 @@ def _check_continued(config: ConfigDict, role: str, source: str, is_full: bool) 
 
 
 def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: dict) -> None:
-    """Raise ValueError unless a stage 1 has made all steps of its run, and at least `sft.steps` of this run, and its
-    held-out loss is within the gates of both. `step` and `meta` come from its checkpoint."""
+    """Raise ValueError unless a stage 1 has made all its steps, at least `sft.steps`, and passes both runs' gates."""
     name, settings = f"{role}.init_from={source}", _settings(source)
     steps = settings.get(f"{role}.sft.steps", 0)
     if step < steps:
@@ -81,8 +77,7 @@ def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: di
 
 
 def what_it_lacks(config: ConfigDict, roles: Sequence[str], source: str) -> str:
-    """The end of a line: the prompts of this run's method for a policy of these roles that the stage 1 of another run
-    has no examples of; or empty."""
+    """The end of a line: prompts of this run's method without examples in that stage 1; or ""."""
     theirs = (read_provenance(Path(source).expanduser()).get("arm") or {}).get("further_prompts")
     method = load_method(config)
     ours = {prompt.name for role in roles for prompt in method.further_prompts(role)}
@@ -91,7 +86,7 @@ def what_it_lacks(config: ConfigDict, roles: Sequence[str], source: str) -> str:
 
 
 def passes_gate(limit: float, loss: float) -> bool:
-    """Whether a held-out loss is within `sft.max_heldout_loss`; 0 means no gate. NaN fails every gate."""
+    """0: no gate. NaN fails every gate."""
     return limit == 0 or loss <= limit
 
 
@@ -107,7 +102,7 @@ def _what_is_missing(role: str, source: str) -> str:
 
 
 def _settings(source: str) -> dict:
-    """The settings that the other run was started with; empty if they are missing or cannot be read."""
+    """Of the other run; empty if they are missing or cannot be read."""
     try:
         settings = json.loads((Path(source).expanduser() / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,7 +1,4 @@
-"""Evaluates both roles: the generator on held-out problems, the verifier on a fixed pool and on live solutions.
-
-All decoding is greedy.
-"""
+"""Greedy evaluation of both roles, of the verifier on a fixed pool and on live solutions."""
 
 import logging
 from typing import NamedTuple
@@ -24,8 +21,6 @@ log = logging.getLogger(__name__)
 
 
 class Measured(NamedTuple):
-    """The result of one evaluation of both roles."""
-
     metrics: dict[str, float]
     solutions: list[Solution]
     verifications: list[Verification]
@@ -33,7 +28,7 @@ class Measured(NamedTuple):
 
 
 def fixed_pool(task: Task, size: int) -> list[Solution]:
-    """Return the solutions on which the verifier is always evaluated, the same in every run of a task; may be empty."""
+    """Equal in every run of a task; may be empty."""
     if task.pool_solution is None:
         return []
     chosen = [task.pool_solution(index) for index in range(size)]
@@ -48,13 +43,11 @@ def fixed_pool(task: Task, size: int) -> list[Solution]:
 
 
 def evaluated_problems(config: ConfigDict, task: Task) -> list[Problem]:
-    """The held-out problems on which the generator is evaluated."""
     asked, there_are = config.eval.problems, task.num_test
     return [task.test_problem(index) for index in range(asked if there_are is None else min(asked, there_are))]
 
 
 def evaluate_roles(context: RunContext, states: States, pool: list[Solution]) -> Measured:
-    """Evaluate both roles greedily; `pool` comes from `fixed_pool`."""
     key_data = rng.step_key(context.config.seed, "evaluate")
     problems = evaluated_problems(context.config, context.task)
     solved = respond(context, states, "generator", problems, 1, key_data, is_greedy=True)
@@ -70,7 +63,7 @@ def evaluate_roles(context: RunContext, states: States, pool: list[Solution]) ->
 def _try_again(
     context: RunContext, states: States, judged: Responses, key_data: np.ndarray
 ) -> tuple[dict[str, float], dict[int, Solution]]:
-    """Metrics of the second tries, and these by the place of the solution; nothing if the arm has none."""
+    """Also the tries by the place of the solution; empty if the arm has none."""
     if context.method is None or SECOND_TRY not in context.method.further_prompts("generator"):
         return {}, {}
     rejected = [place for place, one in enumerate(judged) if one.verdict == "INCORRECT"]
@@ -84,17 +77,15 @@ def _try_again(
 
 
 def _generator_metrics(solved: Responses) -> dict[str, float]:
-    """Accuracy on the held-out problems, overall and by problem size."""
     scores = generator_scores(solved.records, solved.rollout.is_truncated_B)
     names = {"truncation_rate": "eval_truncation_rate"}  # `truncation_rate` is the name of the training metric
     metrics = {f"generator/{names.get(name, name)}": value for name, value in scores.items()}
     metrics["generator/problems"] = len(solved.records)
-    # Answers that count as wrong because grading failed, with names that differ from those of training.
+    # Answers that count as wrong because grading failed; training has other names for them.
     return metrics | {f"grader/eval_{name}": solved.metrics[f"grader/{name}"] for name in FAILURES}
 
 
 def _verifier_metrics(judged: Responses, prefix: str) -> dict[str, float]:
-    """Scores of the verifications, with the shares of truncated responses and shortened prompts."""
     scores = verifier_scores(judged.parents, judged.records)
     scores |= {name: judged.metrics[f"verifier/{name}"] for name in ("truncation_rate", "shortened_rate")}
     return {f"verifier/{prefix}/{name}": value for name, value in scores.items()}

@@ -1,4 +1,4 @@
-"""What a run writes after every turn and evaluation: metrics.jsonl, rollouts/, checkpoints/ and progress."""
+"""What a run writes after turns and evaluations: metrics.jsonl, rollouts/, checkpoints/ and progress."""
 
 import contextlib
 import dataclasses
@@ -21,8 +21,6 @@ from tango_jax.tracking.turn_metrics import sampled_per_second
 
 @dataclasses.dataclass(frozen=True)
 class RunOutput:
-    """The files of a run and its progress on the console."""
-
     context: RunContext
     schedule: Schedule
     log: RunLog
@@ -34,12 +32,10 @@ class RunOutput:
     began: float  # time.monotonic(), less the seconds of earlier attempts
 
     def explained(self, doing: str) -> contextlib.AbstractContextManager:
-        """See `breakdown.explained`."""
         return explained(doing, self.context.config, self.workdir, self.checkpointer.latest_step())
 
     def write_turn(self, place: Place, result: TurnResult, began: float, turns_done: int) -> None:
-        """Write the rollouts, metrics and progress of a turn that began at time.monotonic() `began`. `turns_done`
-        counts the turns that are skipped after it, too."""
+        """`began`: time.monotonic(). `turns_done` also counts the turns skipped after this one."""
         timer = self.context.timer
         with timer("dump"):
             self.dump.write(place, result, self.context.method.algorithms[place.role].formula)
@@ -60,7 +56,6 @@ class RunOutput:
                               f"{turns_done} turns")
 
     def write_evaluation(self, turns_done: int, measured: Measured) -> None:
-        """Write the metrics and rollouts of the evaluation after the given number of turns."""
         step = generator_steps_after(self.schedule, turns_done - 1) if turns_done else 0
         number = evaluations_before(self.context.config, self.schedule, turns_done)
         self.dump.write_evaluation(number, turns_done, step, measured.solutions, measured.verifications,
@@ -69,12 +64,7 @@ class RunOutput:
         self.log.write(turns_done, "eval", row)
 
     def save(self, states: States, memory: Memory, owes_evaluation: bool) -> None:
-        """Save a checkpoint. `owes_evaluation`: the evaluation after this turn has not been written yet.
-
-        Raises:
-            FloatingPointError: parameters are not finite; they are not saved.
-            ValueError: the checkpoint cannot be written.
-        """
+        """Raises FloatingPointError: parameters are not finite; ValueError: the checkpoint cannot be written."""
         with self.explained(f"the check of the parameters that turn {memory.turn} would save"):
             check_params(states)
         self.progress.show("saving a checkpoint")

@@ -1,4 +1,4 @@
-"""The problems that a run will take, checked before any long work."""
+"""Checks the problems that a run will take before any long work."""
 
 import itertools
 from collections import Counter
@@ -21,7 +21,7 @@ MOST_CHECKED = 5_000  # problems, the first ones; a few seconds of work
 def check_problems(
     config: ConfigDict, policies: dict[str, Policy], task: Task, schedule: Schedule, method: Method
 ) -> None:
-    """Raise ValueError if a prompt is too long for its role, with the role, the problem and the limit."""
+    """Raise ValueError if a prompt is too long for its role."""
     if config.task.name == "math":
         return  # problems from files: those that are too long are left out already
     problems = itertools.islice(problems_ahead(config, task, schedule, method), MOST_CHECKED)
@@ -31,7 +31,7 @@ def check_problems(
 
 
 def problems_ahead(config: ConfigDict, task: Task, schedule: Schedule, method: Method) -> Iterator[Problem]:
-    """The problems of the evaluation, and those that the turns may draw in their order, each once."""
+    """The evaluation's, then those that turns may draw, each once."""
     yield from evaluated_problems(config, task)
     taken, seen = Counter(), set()
     for index in range(schedule.num_turns):

@@ -25,8 +25,6 @@ from tango_jax.weights.workdir import BASE
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """A run between two turns, as its checkpoints hold it."""
-
     states: States
     memory: Memory = Memory()
     metrics_bytes: int = 0  # of metrics.jsonl; later rows belong to turns that will be repeated
@@ -35,7 +33,7 @@ class RunState:
 
 
 def peek(checkpointer: Checkpointer, policies: dict[str, Policy]) -> Restored | None:
-    """The newest checkpoint without its states, or None. Raises ValueError if all are damaged, or of another model."""
+    """The newest checkpoint without its states. Raises ValueError if all are damaged, or of another model."""
     return checkpointer.peek(_abstract_states(policies))
 
 
@@ -43,15 +41,8 @@ def start_or_resume(
     policies: dict[str, Policy], start_params: dict, newest: Restored | None, fingerprints: dict[str, str],
     checkpointer: Checkpointer, config: ConfigDict,
 ) -> RunState:  # fmt: skip
-    """Return the newest checkpoint, or train states initialised from `start_params`.
-
-    Args:
-        start_params: by role, what stage 1 ended with. It is emptied, so that devices do not hold it twice.
-        newest: what `peek` found.
-
-    Raises:
-        ValueError: the checkpoint has a different start or a different model.
-    """
+    """The newest checkpoint, or train states initialised from `start_params`, which is emptied, so that devices do not
+    hold it twice. Raises ValueError: the checkpoint has a different start or model."""
     bases = {role: split(weights)[1] for role, weights in start_params.items()}
     if newest is not None:
         start_params.clear()  # before the states are read
@@ -70,19 +61,17 @@ def start_or_resume(
 
 
 def saved_roles(policies: dict[str, Policy]) -> list[str]:
-    """The roles with a state of their own."""
     return ["generator"] if policies["verifier"].is_shared else list(policies)
 
 
 def with_shared(policies: dict[str, Policy], states: States) -> States:
-    """States of all roles, given those of `saved_roles`."""
     return {role: states.get(role, states["generator"]) for role in policies}
 
 
 def references_of(
     policies: dict[str, Policy], start_params: dict, config: ConfigDict
 ) -> dict[str, Callable[[], dict]]:
-    """{role: () -> the weights that its KL is measured against}, of the roles whose loss has such a term."""
+    """{role: () -> reference weights}, of the roles whose loss has a KL term."""
     roles = [role for role in policies if config[role].loss.kl_coef > 0]
     if roles and policies["verifier"].is_shared:  # with `mesh.offload`, one copy in host memory
         return dict.fromkeys(roles, policies[roles[0]].reference_fn(start_params[roles[0]]))
@@ -92,7 +81,7 @@ def references_of(
 def save(
     checkpointer: Checkpointer, run_state: RunState, fingerprints: dict[str, str], policies: dict[str, Policy]
 ) -> None:
-    """Save what `start_or_resume` returns. Raises CheckpointError, see `Checkpointer.save`."""
+    """Raises CheckpointError."""
     meta = run_state.memory.stored() | {
         "metrics_bytes": run_state.metrics_bytes,
         "seconds": run_state.seconds,
@@ -108,8 +97,7 @@ def _abstract_states(policies: dict[str, Policy]) -> States:
 
 
 def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task) -> dict[str, str]:
-    """What a run depends on beside its settings, {what: digest}: the parameters that each role starts from, the base of
-    its adapters, problems and prompts."""
+    """{what: digest}: start parameters by role, bases of adapters, problems and prompts."""
     bases = {f"{role}{BASE}": tree_fingerprint(split(start_params[role])[1])
              for role, policy in policies.items() if policy.model_config.lora}  # fmt: skip
     return bases | {role: tree_fingerprint(start_params[role]) for role in policies} | {
@@ -119,7 +107,7 @@ def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task)
 
 
 def check_start(restored: Restored | None, fingerprints: dict[str, str], config: ConfigDict) -> None:
-    """Raise ValueError if a checkpoint belongs to a run that started from other parameters, problems or prompts."""
+    """Raise ValueError if a checkpoint's run started from other parameters, problems or prompts."""
     saved = fingerprints if restored is None else restored.meta["source_fingerprint"]
     changed = [name for name, now in fingerprints.items() if saved.get(name, now) != now]
     changed = [name for name in changed if f"{name}{BASE}" not in changed]  # which says it of the role as well

@@ -55,7 +55,7 @@ def run_or_resume(
     config: ConfigDict, workdir: Path, console: Console, policies: dict[str, Policy] | None = None,
     preemption: hosts.Preemption | None = None,
 ) -> dict:
-    """Run everything and return the summary. `policies`: reused from an earlier run with the same role settings.
+    """`policies`: reused from an earlier run with the same role settings.
 
     Raises:
         ValueError: settings, a folder or a checkpoint that does not match; or another run uses the folder.
@@ -65,7 +65,7 @@ def run_or_resume(
     if summary := read_finished(config, workdir, console):
         return summary
     with locked(workdir, console), CompileCounter() as compiles:
-        # Check again: another process may have finished the run while this one waited for the lock.
+        # Again: another process may have finished the run while this one waited for the lock.
         if summary := read_finished(config, workdir, console):
             return summary
         return run_stages(config, workdir, console, policies, preemption or hosts.Preemption(), compiles)
@@ -75,8 +75,8 @@ def run_stages(
     config: ConfigDict, workdir: Path, console: Console, policies: dict[str, Policy] | None,
     preemption: hosts.Preemption, compiles: CompileCounter,
 ) -> dict:
-    """See `run_or_resume`; the workdir is locked and not finished."""
-    # What the run consists of. Nothing is written yet: errors in settings, data and checkpoints are found here.
+    """`run_or_resume` in a workdir that is locked and not finished."""
+    # Nothing is written yet: errors in settings, data and checkpoints are found here.
     check_config(config, workdir / "config.json", may_move=ANY_PLACE)
     provenance = begin(config, workdir, console)
     began = time.monotonic()
@@ -95,7 +95,6 @@ def run_stages(
     fingerprints = fingerprints_of(policies, start_params, task)
     check_start(newest, fingerprints, config)
 
-    # Compilation, and the state that the turns begin with.
     references = references_of(policies, start_params, config)
     context = RunContext(config, task, policies, references, PhaseTimer(), method)
     with console.stage("Compiling", total=len(ROLES)) as progress:
@@ -123,7 +122,6 @@ def run_stages(
         progress.begin("evaluation for the transcripts")
         final = evaluate_roles(context, states, pool[:1])
 
-    # Results.
     summary = {}
     if hosts.is_first():
         rows, seconds = read_metrics(workdir / "metrics.jsonl"), time.monotonic() - began
@@ -138,7 +136,7 @@ def run_stages(
 
 
 def rehearsed(config: ConfigDict, policies: dict[str, Policy]) -> tuple[Method, Task]:
-    """The method and the task of a run, each tried with the other. Raises as `make_task` and `load_method`."""
+    """Each tried with the other. Raises as `make_task` and `load_method`."""
     method = load_method(config)
     further = {role: method.further_prompts(role) for role in ROLES}
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()}, further)
@@ -153,13 +151,8 @@ def run_turns(
     context: RunContext, schedule: Schedule, pool: list[Solution], start: RunState, output: RunOutput,
     preemption: hosts.Preemption,
 ) -> States:
-    """Run the remaining turns of the schedule, with evaluations and checkpoints; return the last states.
-
-    Raises:
-        FloatingPointError: a metric is not finite.
-        Preempted: SIGTERM was received; the state is saved. A turn that was sampling, and a due evaluation, are left to
-            the resumed run.
-    """
+    """Returns the last states. Raises FloatingPointError: a metric is not finite; Preempted: SIGTERM was received and
+    the state is saved. The resumed run repeats a turn that was sampling, and a due evaluation."""
     states, memory, save_every = start.states, start.memory, context.config.checkpoint.every
     owes_evaluation, is_saved = start.owes_evaluation, True
     try:
@@ -193,7 +186,6 @@ def run_turns(
 def run_evaluation(
     context: RunContext, states: States, pool: list[Solution], turns_done: int, output: RunOutput
 ) -> None:
-    """Evaluate both roles after the given number of turns, and write the result."""
     output.progress.begin("evaluation")
     with output.explained(f"the evaluation after turn {turns_done}"), context.timer("evaluate"):
         measured = evaluate_roles(context, states, pool)

@@ -1,7 +1,7 @@
-"""Stage 1, supervised fine-tuning: each policy learns the text format from examples; the loss covers responses only.
+"""Stage 1, supervised fine-tuning: each policy learns the text format; the loss covers responses only.
 
-Checkpoints of each role are in WORKDIR/sft; those of another run can be used instead (`init_from`). One policy in both
-roles learns the generator's text first, and then both in each batch.
+Checkpoints are in WORKDIR/sft; `init_from` uses those of another run. One policy in both roles learns the generator's
+text first, then both in each batch.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ from tango_jax.weights.source import kind_of
 
 # Training has diverged if the held-out loss exceeds this multiple of the loss of uniform guessing.
 DIVERGED = 10
-# Seconds between checkpoints at the most; a slow save is not repeated before SAVE_SHARE times as long has passed.
+# Most seconds between checkpoints; after a slow save, SAVE_SHARE times as long must pass.
 SAVE_S, SAVE_SHARE = 120.0, 20
 
 
 class SftProgress(NamedTuple):
-    """Progress of the stage 1 of a role: what its checkpoints hold beside the state."""
+    """What checkpoints hold beside the state."""
 
     step: int = 0  # updates made
     heldout_loss: float = math.inf  # nats per response token, at the last evaluation
@@ -49,8 +49,6 @@ class SftProgress(NamedTuple):
 
 
 class SftRun(NamedTuple):
-    """What does not change in the stage 1 of one role."""
-
     policy: Policy
     jitted: Sft
     task: Task
@@ -60,7 +58,6 @@ class SftRun(NamedTuple):
 
     @property
     def num_examples(self) -> int:
-        """Examples of a batch."""
         return self.policy.config.sft.batch_size * (2 if self.rehearsed else 1)
 
 
@@ -73,15 +70,10 @@ def run_stage_one(
     preemption: hosts.Preemption,
     provenance: Provenance | None = None,
 ) -> dict:
-    """Return the weights after stage 1 as {role: weights}: from another run, from this run, or freshly initialised.
-
-    With adapters, roles that start from the same checkpoint on the same devices share the arrays of its base.
-
-    Raises:
-        ValueError, FloatingPointError: see `run_sft` and `load_sft`.
-        Preempted: SIGTERM was received; the state is saved.
-    """
-    # What stage 1 trained, all parameters or adapters alone; bases that are loaded; and both together.
+    """{role: weights after stage 1}: from another run, from this run, or freshly initialised. Adapters of the same
+    checkpoint on the same devices share its arrays. Raises ValueError, FloatingPointError or Preempted, as `run_sft`
+    and `load_sft`."""
+    # What stage 1 trained (all parameters or adapters), loaded bases, and both together.
     ended, bases, weights, base_of = {}, {}, {}, {}
     for role, policy in policies.items():  # before the stage 1 of another role
         if init_from := config[role].init_from:
@@ -99,7 +91,7 @@ def run_stage_one(
                 console.log(f"{whose} starts from step {restored.step} of the stage 1 in {init_from}{lacking}")
         elif sft.steps:
             base = _base_of(policy, bases) if policy.trains_adapters else {}
-            # Moved to where the verifier's are: the roles' meshes may take different devices.
+            # The roles' meshes may take different devices.
             places = policy.shardings.params if policy.trains_adapters else policy.full_shardings
             is_next = role == "verifier" and (policy.is_shared or sft.start == "generator")
             start = fetch(ended["generator"], places) if is_next else None
@@ -125,7 +117,7 @@ def run_stage_one(
 
 
 def _fresh_params(policy: Policy, seed: int) -> dict:
-    """What a role trains, before stage 1: adapters, the parameters of its checkpoint, or random ones."""
+    """Adapters, its checkpoint's parameters, or random ones."""
     if policy.config.adapter not in ("", "generator"):
         adapters = read_adapter(Path(policy.config.adapter).expanduser(), policy.model_config)
         return fetch(adapters, policy.shardings.params)
@@ -135,7 +127,6 @@ def _fresh_params(policy: Policy, seed: int) -> dict:
 
 
 def _with_base(policy: Policy, params: dict, seed: int, bases: dict) -> dict:
-    """The weights of a policy whose stage 1 ended with these parameters: all of them, or adapters."""
     if not policy.model_config.lora:
         return params
     if is_adapter_tree(params):
@@ -144,7 +135,7 @@ def _with_base(policy: Policy, params: dict, seed: int, bases: dict) -> dict:
 
 
 def _base_of(policy: Policy, bases: dict) -> dict:
-    """The frozen checkpoint of a policy; `bases` holds those that are loaded."""
+    """`bases`: those already loaded."""
     model, checkpoint = policy.model_config, policy.config.checkpoint
     own = policy.roles[0] if kind_of(checkpoint) == "workdir" else ""  # each role of a run has its weights
     key = checkpoint, own, model.lora.base_dtype, model.compute_dtype, policy.placement.train
@@ -158,15 +149,13 @@ def run_sft(
     preemption: hosts.Preemption, start_params: Any = None, provenance: Provenance | None = None,
     base: dict | None = None, rehearsed: Policy | None = None,
 ) -> Any:
-    """Train up to `sft.steps`, resuming where an earlier attempt stopped, and return the final parameters: adapters of
-    the frozen `base`, if there is one.
+    """Train up to `sft.steps`, resuming an earlier attempt; return the final parameters, or adapters of `base`.
 
-    Training starts from `start_params` (which are not modified), from the policy's checkpoint, or from a fresh
-    initialisation. Examples of a `rehearsed` generator, with which the policy is one, are in every batch as well.
+    Training starts from `start_params` (not modified), the policy's checkpoint, or a fresh initialisation. Where one
+    policy has both roles, every batch also has examples of the `rehearsed` generator.
 
     Raises:
-        ValueError: the final held-out loss is above `sft.max_heldout_loss`; a checkpoint was made from other examples,
-            prompts or parameters; or no held-out example fits.
+        ValueError: the held-out loss is above its gate, examples or parameters changed, or no held-out example fits.
         FloatingPointError: the loss or the parameters became non-finite; that state is not saved.
         Preempted: SIGTERM was received; the state is saved.
     """
@@ -217,7 +206,6 @@ def _make_updates(
     run: SftRun, state: TrainState, base: dict, done: SftProgress, writer: RunLog, bar: Stage,
     preemption: hosts.Preemption,
 ) -> tuple[TrainState, SftProgress]:
-    """Return (state, progress) after `sft.steps`."""
     policy, jitted, checkpointer = run.policy, run.jitted, run.checkpointer
     sft, role = policy.config.sft, policy.role
     heldout = heldout_batch(policy, run.task, run.rehearsed)
@@ -257,7 +245,7 @@ def _make_updates(
 
 
 def _finite_loss(run: SftRun, step: int, loss: jax.Array) -> float:
-    """The training loss of a step in nats per response token. Raises FloatingPointError."""
+    """Nats per response token. Raises FloatingPointError."""
     loss = float(loss)
     if not math.isfinite(loss):
         raise _breakdown(run, step, f"had a loss of {loss}")
@@ -265,7 +253,7 @@ def _finite_loss(run: SftRun, step: int, loss: jax.Array) -> float:
 
 
 def _usable_loss(run: SftRun, step: int, state: TrainState, base: dict, heldout: Batch) -> float:
-    """The held-out loss in nats per response token, for a state worth saving. Raises FloatingPointError."""
+    """Held-out loss in nats per response token. Raises FloatingPointError."""
     loss = float(run.jitted.loss(with_base(base, state.params), heldout))
     limit = DIVERGED * math.log(run.policy.model_config.vocab_size)
     if not loss <= limit:  # also true for NaN
@@ -286,8 +274,7 @@ def _breakdown(run: SftRun, step: int, what: str) -> FloatingPointError:
 
 
 def _made_from(policy: Policy, task: Task, start_params: Any, base: dict | None) -> dict[str, str]:
-    """What stage 1 depends on beside its settings, {what: digest}: the text to imitate, for which the examples of the
-    first step stand, the parameters that it starts from, and the base of adapters."""
+    """{what: digest}: examples of the first step, start parameters, and the base of adapters."""
     first = sft_pairs(policy, task, "train", 0, policy.config.sft.batch_size)
     tokens = json.dumps([(prompt, response.tolist()) for prompt, response in first])
     examples = hashlib.sha256(f"{task.sft_fingerprint}\n{tokens}".encode()).hexdigest()
@@ -310,7 +297,7 @@ def _check_made_from(run: SftRun, restored: Restored, directory: Path) -> None:
 
 
 def _sft_arrays(policy: Policy, source: str) -> tuple[Path, Any]:
-    """The checkpoints of another run's stage 1, and what they must hold: all parameters, or adapters."""
+    """Another run's stage-1 checkpoints, and what they must hold."""
     directory = sft_directory(source, policy.role) / "checkpoints"
     found = peek_meta(directory)
     is_full = found is None or found.meta["is_full"]
@@ -318,8 +305,7 @@ def _sft_arrays(policy: Policy, source: str) -> tuple[Path, Any]:
 
 
 def load_sft(policy: Policy, source: str) -> Restored:
-    """Load what stage 1 trained in another run's workdir, all parameters or adapters. Raises ValueError, see
-    `read_state` and `check_stage_one`."""
+    """Raises ValueError as `read_state` and `check_stage_one`."""
     restored = read_state(*_sft_arrays(policy, source), part=("params",))
     check_stage_one(policy.role, policy.config.sft, source, restored.step, restored.meta)
     return restored

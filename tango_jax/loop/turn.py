@@ -1,7 +1,4 @@
-"""One turn of either role: a method's function (method/tango.py) samples and rewards, and the policy is updated.
-
-A turn takes the two train states and the memory and returns new ones.
-"""
+"""One turn of either role: a method's function (method/tango.py) samples and rewards, then the policy is updated."""
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -30,14 +27,12 @@ from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import OWN, Prompt
 from tango_jax.tracking.turn_metrics import over_updates, turn_metrics
 
-# Phases in the timer: of sampling, and of reading what was sampled.
+# Timer phases: of sampling, and of reading what was sampled.
 PHASES = {"generator": ("sample", "grade"), "verifier": ("verify", "verify")}
 
 
 @dataclasses.dataclass(frozen=True)
 class RunContext:
-    """What turns and evaluations of a run read."""
-
     config: ConfigDict
     task: Task
     policies: Mapping[str, Policy]  # by role
@@ -48,12 +43,8 @@ class RunContext:
 
 
 def run_turn(context: RunContext, states: States, memory: Memory, place: Place) -> TurnResult:
-    """Run one turn of the schedule.
-
-    Raises:
-        ValueError: what the function returned is no lesson, or differs between processes.
-        Broken: logits or losses are not finite.
-    """
+    """Raises ValueError: the function returned no lesson, or results that differ between processes; Broken: logits or
+    losses are not finite."""
     role, method = place.role, context.method
     t = Turn(context.config, context.task, place, memory, method.algorithms[role], PolicyWork(context, states),
              method.own_rewards.get(role), method.rehearsals[role].calls)  # fmt: skip
@@ -70,15 +61,13 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
 
 
 def check_alike(config: ConfigDict, role: str, digest: Hashable) -> None:
-    """Raise ValueError, in every process, if what a turn made of the same responses differs between processes."""
+    """Raise ValueError, in every process, if they made different results of the same responses."""
     require(len(set(hosts.join_parts([digest]))) == 1, f"arm={config.arm}, the {role}'s turn: processes have different "
             "results for the same responses: a turn has to be a function of the Turn alone")
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyWork:
-    """The work of a turn (method/turn.py) by policies with these states."""
-
     context: RunContext
     states: States
 
@@ -100,7 +89,7 @@ class PolicyWork:
         assert is_action_BT.size < MAX_SCORED_TOKENS, is_action_BT.size  # method/load.py
         prompts, is_cut_P = build_prompts(policy, prompt, responses.parents)
         other = responses.replace(prompts=prompts)
-        # The indices of tokens are packed in the field of the advantages, and undo the packing below.
+        # Token indices are packed in the field of the advantages, and undo the packing below.
         place_BT = np.arange(1, 1 + is_action_BT.size, dtype=np.float32).reshape(is_action_BT.shape)
         weights, parts = self.context.references[responses.role](), []
         for number in range(policy.config.loss.minibatches):
@@ -115,7 +104,6 @@ class PolicyWork:
 
 
 def _own_shards(array: jax.Array | np.ndarray) -> list[np.ndarray]:
-    """The parts of an array on this process's devices, in their order."""
     if isinstance(array, np.ndarray):
         return [array]
     shards = sorted(array.addressable_shards, key=lambda shard: shard.device.id)
@@ -126,8 +114,7 @@ def respond(
     context: RunContext, states: States, role: str, parents: Sequence, group_size: int, key_data: np.ndarray,
     is_greedy: bool = False, prompt: Prompt | None = None,
 ) -> Responses:  # fmt: skip
-    """Sample (or decode greedily) `group_size` responses of a role to its prompt about each parent, or to another.
-    Raises Broken in every process if logits are not finite."""
+    """Sample a role's responses about each parent. Raises Broken in every process if logits are not finite."""
     prompt, policy, timer = prompt or OWN[role], context.policies[role], context.timer
     (first, last), (sample_phase, read_phase) = hosts.own_range(len(parents)), PHASES[role]
     with timer(sample_phase):
@@ -139,7 +126,7 @@ def respond(
             temperature=0.0 if is_greedy else policy.config.temperature,
             top_p=policy.config.top_p,
             top_k=policy.config.top_k,
-            # Rows are numbered over all processes: a response does not depend on how many of them share the work.
+            # Numbered over all processes: a response does not depend on how many share the work.
             row_numbers=np.arange(first * group_size, last * group_size),
             ended_fn=_show_ended(context.show_fn, prompt, (last - first) * group_size),
         )
@@ -197,7 +184,7 @@ def _gather_rollout(rollout: Rollout) -> Rollout:
 def update_policy(
     context: RunContext, state: TrainState, learner: Responses, adv_BT: np.ndarray
 ) -> tuple[TrainState, dict[str, float]]:
-    """Make all updates on a batch (epochs x minibatches); return the new state, and metrics over all updates."""
+    """All epochs x minibatches; metrics are over all of them."""
     policy = context.policies[learner.role]
     is_action_BT = action_mask(policy.config, learner.rollout)
     context.show_fn(f"update of the {learner.role}")

@@ -1,1 +1,1 @@
-"""The method: a turn is a function of a `Turn` to a `Lesson`. tango.py holds the paper's two turns."""
+"""The method: a turn maps a `Turn` to a `Lesson`. tango.py holds the paper's two turns."""

@@ -1,6 +1,6 @@
-"""The arms of an experiment: a table of functions. An arm says which roles are trained, and what a turn of each is.
+"""The arms of an experiment. An arm says which roles are trained, and by which turns.
 
-Schedules, figures, reports and plans read its fields; what its turns do, they learn from a rehearsal (rehearsal.py).
+Schedules, figures, reports and plans read its fields; a rehearsal (rehearsal.py) finds out what its turns do.
 """
 
 import dataclasses
@@ -22,8 +22,6 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK = (
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """The style of an arm's curve."""
-
     colour: str
     dash: str  # a line style of Matplotlib: -, --, -. or :
     marker: str  # a name in tracking/curves.py MARKERS
@@ -31,7 +29,7 @@ class Look:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One way to train. `turns` has a function for every role that is trained."""
+    """One way to train. `turns` has a function for every trained role."""
 
     help: str  # one line for --help, logs and reports
     label: str  # for legends
@@ -103,7 +101,7 @@ DEFAULT_ARM = next(iter(ARMS))
 
 
 def turns_of(arm: Arm, rl: ConfigDict) -> dict[str, TurnFunction]:
-    """The turns of a run: the arm's, changed as `rl.trust`, `rl.judge` and `rl.practice` say."""
+    """The arm's turns, changed by `rl.trust`, `rl.judge` and `rl.practice`."""
     turns = dict(arm.turns)
     if (rl.trust or rl.judge != "all") and turns.get("generator") is tango.solve:
         turns["generator"] = trust.solve

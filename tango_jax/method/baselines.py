@@ -1,4 +1,4 @@
-"""What RL Tango is compared with: a generator without a verifier, and one with the task's own step labels."""
+"""Baselines: a generator without a verifier, or with the task's step labels."""
 
 from tango_jax.method.rewards import graded, step_metrics, step_rewards
 from tango_jax.method.tango import share_of_one_outcome
@@ -8,7 +8,7 @@ from tango_jax.rl.schedule import alpha_of
 
 
 def solve_alone(t: Turn, stream: str = "train") -> Lesson:
-    """GRPO: the reward of a response is shared by all of its tokens."""
+    """GRPO: all tokens of a response share its reward."""
     solutions, reward = t.until_full(
         lambda problems: graded(t, t.sample("generator", problems, t.rl.samples_per_prompt)), stream
     )
@@ -22,7 +22,7 @@ def solve_curriculum(t: Turn) -> Lesson:
 
 
 def solve_with_gold_steps(t: Turn) -> Lesson:
-    """The task's own step labels in place of the verifier's: what a verifier without faults would say."""
+    """The task's step labels replace the verifier's: a verifier without faults."""
     solutions, reward = t.until_full(
         lambda problems: graded(t, t.sample("generator", problems, t.rl.samples_per_prompt))
     )

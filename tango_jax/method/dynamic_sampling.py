@@ -1,8 +1,4 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal are replaced by others.
-
-Takes batches of responses, each to the same number of problems; returns one batch of that size. Metrics are of all
-batches.
-"""
+"""Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal are replaced by others."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +9,7 @@ import numpy as np
 from tango_jax.grading import FAILURES
 from tango_jax.records import Problem, Responses, Rewards, Term, problem_of
 
-# How the metrics of several batches become one; the others are averaged.
+# These metrics are summed over batches, all others averaged.
 _SUMMED = ("/prompts_shortened", "/tokens_sampled")
 _LARGEST = "/length_max"
 
@@ -21,7 +17,7 @@ Chosen = Sequence[tuple[int, int]]  # (batch, place of a problem in it)
 
 
 class Batch(NamedTuple):
-    """All responses that go back to the same P problems, by calls; and those that are trained on."""
+    """All responses that go back to the same P problems, by calls; and those to train on."""
 
     problems: list[Problem]
     sampled: list[Responses]
@@ -34,7 +30,6 @@ class Batch(NamedTuple):
         cls, problems: list[Problem], sampled: list[Responses], responses: Responses, reward: Rewards,
         signal_P: np.ndarray,
     ) -> "Batch":  # fmt: skip
-        """`signal_P`: of each group of `responses`."""
         places, has_signal = _places(problems), np.zeros(len(problems), bool)
         for rows, has_one in zip(responses.groups(), signal_P, strict=True):
             has_signal[places[id(problem_of(responses[rows[0]]))]] |= bool(has_one)
@@ -42,7 +37,7 @@ class Batch(NamedTuple):
 
 
 def chosen_batch(batches: Sequence[Batch], role: str) -> tuple[Batch, dict[str, float]]:
-    """The problems with a signal as they were sampled, filled up with others if there are too few; and metrics."""
+    """The problems with a signal, filled up with others if there are too few; and metrics."""
     num_problems = len(batches[0].problems)
     everyone = [(number, place) for number in range(len(batches)) for place in range(num_problems)]
     useful = [(number, place) for number, place in everyone if batches[number].has_signal[place]]
@@ -67,7 +62,6 @@ def _places(problems: Sequence[Problem]) -> dict[int, int]:
 
 
 def _indices(items: Sequence, problems: Sequence[Problem]) -> list[list[int]]:
-    """For each problem, the indices of the records that go back to it."""
     places, found = _places(problems), [[] for _ in problems]
     for index, item in enumerate(items):
         found[places[id(problem_of(item))]].append(index)
@@ -75,7 +69,7 @@ def _indices(items: Sequence, problems: Sequence[Problem]) -> list[list[int]]:
 
 
 def _choose(same: Sequence[Responses], problems: Sequence[Sequence[Problem]], chosen: Chosen) -> Responses:
-    """The responses to the chosen problems; `same`: one call's responses in each batch."""
+    """`same`: one call's responses in each batch."""
     of_parents = [_indices(one.parents, own) for one, own in zip(same, problems, strict=True)]
     of_records = [_indices(one.records, own) for one, own in zip(same, problems, strict=True)]
 
@@ -120,8 +114,6 @@ def _choose_rewards(batches: Sequence[Batch], chosen: Chosen) -> Rewards:
 
 
 def over_batches(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The metrics of all batches together."""
-
     def together(name: str) -> float:
         values = [one[name] for one in metrics if name in one]
         if name.endswith(_SUMMED) or (name.startswith("grader/") and name.endswith(FAILURES)):

@@ -1,4 +1,4 @@
-"""What a turn has returned, checked; and the advantage of every token that its terms add up to."""
+"""Checks of what a turn returned, and the advantage of every token."""
 
 import zlib
 from typing import Any
@@ -12,11 +12,8 @@ from tango_jax.runtime.checks import shortened
 
 
 def advantages_of(lesson: Lesson, role: str, config: ConfigDict) -> np.ndarray:
-    """The sum of weight x advantage over the lesson's terms, float32 [B, T].
-
-    Raises:
-        ValueError: what the turn of `role` returned is no lesson, or does not fit the responses.
-    """
+    """The sum of weight x advantage over the lesson's terms, float32 [B, T]. Raises ValueError: it is no lesson, or
+    does not fit the responses."""
     if not isinstance(lesson, Lesson):
         raise ValueError(f"it returned {shortened(lesson)}; it must return a Lesson (tango_jax.records)")
     responses = lesson.responses
@@ -58,7 +55,7 @@ def _check_reward(reward: Any, count: int) -> None:
 
 
 def digest_of(lesson: Lesson, adv_BT: np.ndarray) -> int:
-    """A number that tells one result of a turn from another."""
+    """Tells one result of a turn from another."""
     memory = repr(lesson.memory.stored()) if lesson.memory else ""
     digest = zlib.crc32(memory.encode())
     for part in (np.ascontiguousarray(lesson.reward.reward_B, np.float32), np.ascontiguousarray(adv_BT)):

@@ -1,7 +1,7 @@
-"""What a run's settings name of its method, loaded once and rehearsed.
+"""Loads what the settings name of a method, and rehearses it.
 
-A role's `loss.algorithm` (rl/algorithms.py), `loss.term` (rl/loss_term.py) and `reward` (rl/own_reward.py) and the arm
-(own_arm.py) may name functions of a user, whose errors become a ValueError of one line.
+`loss.algorithm`, `loss.term`, `reward` and the arm may name user functions, whose errors become a ValueError of one
+line.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,13 +27,11 @@ from tango_jax.tasks.registry import LOOKED_AT, example_problem
 from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import OWN, SECOND_JUDGEMENT, SECOND_TRY, Prompt
 
-# Errors of sampling, which are no mistake of the function that asked for it.
+# Errors of sampling, not of the function that called it.
 NOT_OF_THE_TURN = (FloatingPointError, jax.errors.JaxRuntimeError, hosts.Preempted)
 
 
 class Method(NamedTuple):
-    """How a run learns. `load_method` makes it; the loop calls its turns."""
-
     arm: Arm
     turns: Mapping[str, TurnFunction]  # by role
     algorithms: Mapping[str, Algorithm]  # by role
@@ -41,41 +39,33 @@ class Method(NamedTuple):
     rehearsals: Mapping[str, Rehearsal]  # by the role that is trained
 
     def further_prompts(self, role: str) -> tuple[Prompt, ...]:
-        """The prompts of a role beside its own, which stage 1 has examples of as well."""
+        """Further prompts of a role, which stage 1 also has examples of."""
         found = [prompt for rehearsal in self.rehearsals.values() for prompt in rehearsal.prompts]
         return tuple(dict.fromkeys(prompt for prompt in found if prompt.role == role and prompt is not OWN[role]))
 
     def samples_of(self, role: str) -> set[int]:
-        """The numbers of responses to a prompt that the role gives in a turn."""
         calls = [call for rehearsal in self.rehearsals.values() for call in rehearsal.calls.values()]
         return {call.samples for call in calls if call.prompt.role == role}
 
     @property
     def streams(self) -> set[str]:
-        """The streams of problems that its turns draw from."""
         return {stream for rehearsal in self.rehearsals.values() for stream in rehearsal.draws}
 
     @property
     def stage_one_kind(self) -> str:
-        """What distinguishes its stage 1 from the one that other arms share; empty: nothing."""
+        """Sets its stage 1 apart from other arms'; or ""."""
         further = [prompt.name for role in ROLES for prompt in self.further_prompts(role)]
         return ",".join([*["one_policy"] * self.arm.is_one_policy, *further])
 
 
 class Parts(NamedTuple):
-    """What the settings name, loaded."""
-
     arm: Arm
     algorithms: dict[str, Algorithm]
     own_rewards: dict[str, OwnReward]
 
 
 def load_parts(config: ConfigDict) -> Parts:
-    """Load all that the configuration names.
-
-    Raises:
-        ValueError: some of it cannot be loaded or takes other parameters; all mistakes at once.
-    """
+    """Raises ValueError with all mistakes at once."""
     mistakes, own_rewards, algorithms, arm = Mistakes(), {}, {}, None
     with mistakes.collected():
         arm = arm_of(config)
@@ -91,15 +81,9 @@ def load_parts(config: ConfigDict) -> Parts:
 
 
 def load_method(config: ConfigDict, task: Task | None = None, is_checked: bool = True) -> Method:
-    """Load all that the configuration names, and rehearse the turns.
-
-    Args:
-        task: with whose problems functions of users are tried; None: a made-up one, and rewards are not tried.
-        is_checked: False: the settings need not suit the turns yet.
-
-    Raises:
-        ValueError: see `load_parts`; or a rehearsal failed (rehearsal.py), or the settings do not suit the turns.
-    """
+    """`task`: to try user functions with; None: a made-up one, and rewards are not tried. `is_checked`: False: the
+    settings need not suit the turns yet. Raises ValueError as `load_parts`; or a rehearsal failed (rehearsal.py), or
+    the settings do not suit the turns."""
     arm, algorithms, own_rewards = load_parts(config)
     turns = {role: _named(config, role, turn, _is_own(arm.turns[role]))
              for role, turn in turns_of(arm, config.rl).items()}  # fmt: skip
@@ -119,7 +103,6 @@ def load_method(config: ConfigDict, task: Task | None = None, is_checked: bool =
 
 
 def _is_own(turn: TurnFunction) -> bool:
-    """Whether a user has written it."""
     return not getattr(turn, "__module__", "").startswith(f"{__package__}.")
 
 
@@ -138,7 +121,6 @@ def _named(config: ConfigDict, role: str, turn: TurnFunction, is_own: bool) -> C
 
 
 def _check(config: ConfigDict, method: Method) -> None:
-    """What the turns need of the settings."""
     rl, rehearsals, mistakes, shown = config.rl, method.rehearsals, Mistakes(), f"arm={config.arm}"
     roles = {call.prompt.role for rehearsal in rehearsals.values() for call in rehearsal.calls.values()}
     has_verifier, verb = "verifier" in roles, "sample" if "verifier" in roles else "do not sample"
@@ -191,8 +173,7 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, mistakes: M
 
 
 def check_task(config: ConfigDict, method: Method, task: Task) -> None:
-    """Raise ValueError if the task lacks what the method needs: step labels, a curriculum, a grader that goes by
-    `problem.answer`."""
+    """Raise ValueError if the task lacks step labels, a curriculum, or a grader that goes by `problem.answer`."""
     needed = {"step labels": ("gold_steps", method.arm.needs_gold_steps),
               "a curriculum": ("curriculum_problem", "curriculum" in method.streams)}  # fmt: skip
     for what, (field, is_needed) in needed.items():

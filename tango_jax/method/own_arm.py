@@ -1,4 +1,4 @@
-"""The arm of a run: a name of ARMS, or a record of a user, as FILE.py:name or package.module:name.
+"""The arm of a run: a name of ARMS, or a user's record, as FILE.py:name or package.module:name.
 
     import dataclasses
     from tango_jax.method import tango
@@ -8,7 +8,7 @@
         return lesson
     mine = dataclasses.replace(ARMS["tango"], label="mine", turns=ARMS["tango"].turns | {"generator": solve})
 
-`--config.arm=my.py:mine` trains it. What draws or compares runs reads the look and the roles stored with each.
+`--config.arm=my.py:mine` trains it. Figures and comparisons read the look and the roles stored with each run.
 """
 
 import dataclasses
@@ -25,17 +25,17 @@ from tango_jax.runtime.user_code import is_user_code, load_object
 
 
 def arm_name(text: str) -> str:
-    """The name of an arm in tables and folders: `mine` of `my.py:mine`."""
+    """In tables and folders: `mine` of `my.py:mine`."""
     return text.rpartition(":")[2]
 
 
 def arm_of(config: ConfigDict) -> Arm:
-    """The record of a run's arm. Raises as `load_arm`."""
+    """Raises as `load_arm`."""
     return load_arm(config.arm)
 
 
 def load_arm(text: str, key: str = "arm") -> Arm:
-    """The record that a setting names. Raises ValueError if there is none, or a user's is mistaken."""
+    """Raises ValueError if there is no such record, or a user's is mistaken."""
     if text in ARMS:
         return ARMS[text]
     if not is_user_code(text):
@@ -47,7 +47,7 @@ def load_arm(text: str, key: str = "arm") -> Arm:
 
 
 def arm_or_none(config: ConfigDict) -> Arm | None:
-    """The record of a run's arm; None if the setting is mistaken, which another check says."""
+    """None if the setting is mistaken, which another check says."""
     try:
         return arm_of(config)
     except ValueError:
@@ -55,13 +55,11 @@ def arm_or_none(config: ConfigDict) -> Arm | None:
 
 
 def shares_policy(config: ConfigDict) -> bool:
-    """Whether one policy has both roles."""
     arm = arm_or_none(config)
     return config.verifier.adapter == "generator" or (arm is not None and arm.is_one_policy)
 
 
 def make_schedule(config: ConfigDict) -> Schedule:
-    """The schedule of a run, as its arm has it."""
     rl, arm = config.rl, arm_of(config)
     return Schedule(
         warmup_turns=rl.warmup_steps,
@@ -85,15 +83,14 @@ def _check(shown: str, name: str, arm: Arm) -> None:
 
 
 def stored_arm(text: str) -> dict[str, Any]:
-    """What a run stores of its arm: all but the functions, whose source is stored with the files of the user."""
+    """All but the functions, whose source is stored with the user files."""
     arm = load_arm(text)
     fields = {field.name: getattr(arm, field.name) for field in dataclasses.fields(arm)}
     return {"name": arm_name(text)} | fields | {"look": dataclasses.asdict(arm.look), "turns": list(arm.turns)}
 
 
 def read_arm(stored: Mapping[str, Any]) -> Arm:
-    """The record of which `stored_arm` made a mapping. It can be drawn and compared; its turns cannot be run. Raises
-    ValueError if it is damaged."""
+    """An arm that `stored_arm` stored: it can be drawn and compared, not run. Raises ValueError if it is damaged."""
     try:
         fields = {field.name: stored[field.name] for field in dataclasses.fields(Arm) if field.name in stored}
         return Arm(**fields | {"look": Look(**stored["look"]), "turns": dict.fromkeys(stored["turns"], _not_stored)})

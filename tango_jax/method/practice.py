@@ -1,7 +1,7 @@
-"""Which problems the verifier practises on, as the generator gets better (`rl.practice`).
+"""Which problems the verifier practises on (`rl.practice`).
 
-It chooses those of which the generator should get half right: where nearly all solutions are wrong, or right, one
-verdict for all is the best answer. The published method takes all problems as they come (`rl.practice=all`).
+It chooses those that the generator should get half right: where nearly all solutions are wrong, or right, one verdict
+for all is the best answer. The published method takes all problems (`rl.practice=all`).
 """
 
 import dataclasses
@@ -13,21 +13,19 @@ from ml_collections import ConfigDict
 from tango_jax.records import Problem, Solution
 
 CANDIDATES = 4  # problems that are looked at for each that is taken
-# Per turn, of the counts by size: about the last ten count. What is not asked any more is forgotten, and tried again.
+# Per turn, of the counts by size: about the last ten count. Sizes no longer drawn are forgotten, and tried again.
 DECAY = 0.9
 
 
 def candidates_of(rl: ConfigDict, stream: str) -> int:
-    """Problems that are looked at for each that a turn takes from a stream."""
+    """Problems looked at for each that a turn takes."""
     return CANDIDATES if rl.practice == "half_right" and stream == "verifier" else 1
 
 
 def half_right(problems: Sequence[Problem], count: int, passes: Mapping[str, Sequence[float]]) -> list[Problem]:
-    """The `count` problems whose expected share of right solutions is closest to a half, in their order.
+    """Keeps `count` problems whose expected share of right solutions is closest to a half, in their order.
 
-    Args:
-        passes: {size, or id of a problem without one: (right solutions, solutions)}. Half a solution of two is added to
-            each, so that a problem of which nothing is known is expected to be right half the time, and is tried.
+    `passes`: {size, or else id: (right solutions, solutions)}. Unknown problems count as half right, and are tried.
     """
 
     def distance(place: int) -> float:
@@ -39,8 +37,6 @@ def half_right(problems: Sequence[Problem], count: int, passes: Mapping[str, Seq
 
 
 def remembering(turn: Callable) -> Callable:
-    """A turn after which the grades of its solutions are counted."""
-
     @functools.wraps(turn)
     def turn_and_remember(t):
         lesson = turn(t)
@@ -54,7 +50,6 @@ def remembering(turn: Callable) -> Callable:
 def passes_after(
     passes: Mapping[str, Sequence[float]], solutions: Sequence[Solution]
 ) -> dict[str, tuple[float, float]]:
-    """The counts after a turn with these solutions."""
     new: dict[str, tuple[float, float]] = {}
     for solution in solutions:
         right, seen = new.get(_key(solution.problem), (0.0, 0.0))
@@ -67,5 +62,5 @@ def passes_after(
 
 
 def _key(problem: Problem) -> str:
-    """Its size; of problems from files, which have none, the id, whose newest count stands."""
+    """Its size; problems from files have none: their id, whose newest count stands."""
     return str(problem.size) if problem.size else f"id {problem.id}"

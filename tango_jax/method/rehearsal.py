@@ -1,7 +1,7 @@
-"""A rehearsal: a turn's function is run on made-up responses, before anything long begins.
+"""A rehearsal runs a turn's function on made-up responses before anything long begins.
 
-It finds out which calls a turn makes, with how many prompts and samples, what it trains on, which problems it draws.
-Compilation, planning, stage 1 and validation read that. A function of a user that fails does so here.
+It finds a turn's calls, what is trained on, and which problems are drawn, for compilation, planning, stage 1 and
+validation. Faulty user functions fail here.
 """
 
 import functools
@@ -27,7 +27,7 @@ from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import Fields, Prompt
 
 MADE_UP = Problem("made up", "What is 1 + 1?", "2", size=1)
-# The kinds that responses take by turns: all alike, and mixed as in a real turn.
+# The kinds that responses take in turn: all alike, and mixed as in a real turn.
 SCENARIOS = {"right": ("right",), "wrong": ("wrong",), "mixed": ("right", "wrong", "empty", "wrong", "right"),
              "empty": ("empty",)}  # fmt: skip
 WRONG_ANSWER = "made up"
@@ -35,16 +35,12 @@ LONGEST = 128  # tokens of a made-up response
 
 
 class Trained(NamedTuple):
-    """The responses that a turn trains on."""
-
     prompts: int  # at most
     samples: int
     is_joined: bool = False  # see Responses
 
 
 class Rehearsal(NamedTuple):
-    """What the turn of one role does."""
-
     calls: Calls
     learner: Trained
     scored: tuple[Call, ...]  # by the reference policy, to another prompt
@@ -55,12 +51,11 @@ class Rehearsal(NamedTuple):
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        """Every prompt that it samples or scores, each once."""
         return tuple(dict.fromkeys(call.prompt for call in (*self.calls.values(), *self.scored)))
 
 
 def made_up_task(problem: Problem | None) -> Task:
-    """A task of one problem, or of a made-up one, whose steps are all right."""
+    """A task of one problem whose steps are all right."""
     problem = problem or MADE_UP
     return Task("made up", "string", 1, lambda _: problem, lambda _: problem, curriculum_problem=lambda _: problem,
                 gold_steps=lambda _, steps: (True,) * len(steps))  # fmt: skip
@@ -70,11 +65,8 @@ def rehearse(
     turn_fn: Callable[[Turn], Lesson], role: str, config: ConfigDict, algorithm: Algorithm, task: Task,
     own_reward: OwnReward | None = None,
 ) -> Rehearsal:  # fmt: skip
-    """Run the turn of a role in all SCENARIOS.
-
-    Raises:
-        ValueError: what it returns does not fit, its calls depend on the responses, or it is no function of them.
-    """
+    """Run a turn in all SCENARIOS. Raises ValueError: its result does not fit, its calls depend on the responses, or it
+    is no function of them."""
     config = _with_short_responses(config)
     runs = {name: _run(turn_fn, role, config, algorithm, task, own_reward, kinds) for name, kinds in SCENARIOS.items()}
     again = _run(turn_fn, role, config, algorithm, task, own_reward, SCENARIOS["mixed"])
@@ -98,7 +90,7 @@ def rehearse(
 
 
 def _with_short_responses(config: ConfigDict) -> ConfigDict:
-    """Shorter limits: arrays over the tokens of a real turn are large."""
+    """Arrays over the tokens of a real turn are large."""
     short = config.copy_and_resolve_references()
     for role in ROLES:
         short[role].max_response = min(config[role].max_response, LONGEST)
@@ -128,7 +120,6 @@ def _run(
 
 
 def _one_call(made: Sequence[Call]) -> Call:
-    """One call in all scenarios."""
     shown, most = f"t.sample(..., prompt={made[0].prompt.name})", max(one.at_most for one in made)
     counts, samples = {one.prompts for one in made}, {one.samples for one in made}
     require(len(samples) == 1, f"{shown} takes {min(samples)} to {max(samples)} samples by what was sampled before: "
@@ -148,7 +139,7 @@ def _shown(sizes: set[Trained]) -> str:
 
 
 class _MadeUp:
-    """The work of a turn, made up: every response is of one of the `kinds`, in turn."""
+    """Responses are of the `kinds`, in turn."""
 
     def __init__(self, config: ConfigDict, task: Task, kinds: tuple[str, ...]):
         self._config, self._task, self._kinds = config, task, kinds
@@ -211,6 +202,5 @@ def _verification(kind: str, num_steps: int, format_score: float, most: int) -> 
 
 
 def _token_ends(text: str, most: int) -> tuple[int, ...]:
-    """The text in at most `most` tokens, of a character each where these are enough."""
     count = max(min(len(text), most), 1)
     return tuple(len(text) * (number + 1) // count for number in range(count))

@@ -18,16 +18,16 @@ from tango_jax.records import Lesson, Responses, Rewards, Solution, Term
 from tango_jax.rl.packing import action_mask
 from tango_jax.text.prompts import INFORMED, SECOND_JUDGEMENT, SECOND_TRY
 
-# One token counts at most this much, in nats: the log-ratio of a token that the teacher would never say has no bound.
+# Most nats of one token: the log-ratio of a token that the teacher would never say has no bound.
 MAX_NATS = 5.0
-# Weight of what a second try improves in its reward, and of imitating the informed verifier.
+# Weight of a second try's improvement in its reward, and of imitating the informed verifier.
 IMPROVEMENT_WEIGHT, TEACHER_WEIGHT = 0.5, 0.5
 
 
 def solve_twice(t: Turn) -> Lesson:
-    """The generator solves again where the verdict on its first try is INCORRECT, and sees both (PAG, arXiv
-    2506.10406). Both tries are trained on, with rewards normalised over all tries of a problem, as in Critique-GRPO
-    (arXiv 2506.03106)."""
+    """Where the verdict is INCORRECT, the generator solves again, and sees its first try and the verification (PAG,
+    arXiv 2506.10406). Both tries are trained on, with rewards normalised over all tries of a problem, as in
+    Critique-GRPO (arXiv 2506.03106)."""
 
     def both_tries(problems: list) -> tuple[Responses, Rewards]:
         first = t.sample("generator", problems, t.rl.samples_per_prompt)
@@ -44,11 +44,10 @@ def solve_twice(t: Turn) -> Lesson:
 
 
 def second_try_reward(t: Turn, tries: Responses) -> Rewards:
-    """The generator's reward of both tries: as in `rewards.graded`, and for the second one also the improvement,
+    """`rewards.graded` of both tries, plus the improvement for the second one, after PAG (arXiv 2506.10406), whose
+    tries are rewarded each alone, with a bonus. The metrics are of first tries.
 
         r_2 = outcome(y_2) + IMPROVEMENT_WEIGHT (right(y_2) - right(y_1))
-
-    after PAG (arXiv 2506.10406), whose tries are rewarded each alone, with a bonus. The metrics are of first tries.
     """
     both = outcome_reward(tries, t.rl)
     metrics = outcome_reward([one for one in tries if one.after is None], t.rl).metrics
@@ -61,8 +60,7 @@ def second_try_reward(t: Turn, tries: Responses) -> Rewards:
 
 
 def second_try_metrics(first: Sequence[Solution], second: Sequence[Solution]) -> dict[str, float]:
-    """How many solutions are tried again, what becomes of them, and the accuracy with second tries in their place; by
-    the grade."""
+    """By the grade."""
     gains = [int(one.is_correct) - int(one.after.of.is_correct) for one in second]
     counts = {"share": len(gains), "mended": gains.count(1), "broken": gains.count(-1),
               "final_accuracy": sum(one.is_correct for one in first) + sum(gains)}  # fmt: skip
@@ -70,12 +68,9 @@ def second_try_metrics(first: Sequence[Solution], second: Sequence[Solution]) ->
 
 
 def solve_without_labels(t: Turn) -> Lesson:
-    """No gold answer: the majority's answer is taken for it, in groups where the verifier confirms that (after CoVerRL,
-    arXiv 2603.17775). Evaluations and metrics keep the grade.
-
-    A group counts if at least half of the verdicts on its solutions that are labelled right are CORRECT; the others
-    have no advantage.
-    """
+    """No gold answer: the majority's replaces it, in groups where the verifier confirms it (after CoVerRL, arXiv
+    2603.17775): where it accepts at least half of the solutions labelled right. Evaluations and metrics keep the
+    grade."""
 
     def label_and_grade(problems: list) -> tuple[Responses, Rewards]:
         solutions, label_metrics = majority_labelled(t, t.sample("generator", problems, t.rl.samples_per_prompt))
@@ -112,7 +107,7 @@ def judge_without_labels(t: Turn) -> Lesson:
 
 def majority_labelled(t: Turn, solutions: Responses) -> tuple[Responses, dict[str, float]]:
     """A solution is right if its answer is the most frequent one of its problem (TTRL, arXiv 2504.16084). Answers are
-    counted by their text, and then compared with the most frequent one by the task's grader."""
+    counted by text, then compared with the most frequent one by the task's grader."""
     answers, M = [(answer_of(solution.text) or "").strip() for solution in solutions], solutions.group_size
     counts = [Counter(filter(None, answers[first : first + M])) for first in range(0, len(answers), M)]
     majorities = [count.most_common(1)[0][0] if count else "" for count in counts for _ in range(M)]
@@ -129,8 +124,8 @@ def majority_labelled(t: Turn, solutions: Responses) -> tuple[Responses, dict[st
 
 
 def one_of_either_label(solutions: Responses, minibatches: int) -> list[Solution]:
-    """One solution of each problem, labelled right and wrong by turns, where a problem has one: a verifier that saw the
-    majority's answers alone would learn to accept. Problem i goes to minibatch i mod n, which alternates, too."""
+    """One solution of each problem, labelled right and wrong alternately: a verifier that saw only majority answers
+    would learn to accept. Minibatches alternate, too."""
     label_PM = right_B(solutions).reshape(-1, solutions.group_size)
     is_wanted_P = np.arange(len(label_PM)) // minibatches % 2 == 0
     sample_P = np.argmax(label_PM == is_wanted_P[:, None], axis=1)  # the first; sample 0 where there is none
@@ -143,7 +138,7 @@ def judge_informed(t: Turn) -> Lesson:
 
         A_t = A_t(verdict) + TEACHER_WEIGHT clip(log p_0(y_t | answer shown) - log p(y_t), -c, c)
 
-    with c = MAX_NATS and p_0 the reference policy, the verifier at the start of reinforcement learning: the policy
+    c = MAX_NATS; p_0 is the reference policy, the verifier at the start of reinforcement learning. This is the policy
     gradient of each next token's reverse KL to the teacher, clipped. The teacher does not move, as the code of
     2601.18734 recommends.
     """
@@ -167,7 +162,7 @@ def judge_informed(t: Turn) -> Lesson:
 
 
 def judge_and_be_judged(t: Turn) -> Lesson:
-    """tango.judge, in which the verifier also judges each of its verifications, and is rewarded for the product
+    """tango.judge, in which the verifier also judges its verifications, and is rewarded for the product
     (DeepSeekMath-V2, arXiv 2511.22570, its equation of R_V with the meta-verification)."""
 
     def judge_twice(problems: list) -> tuple[Responses, Rewards]:
@@ -179,11 +174,8 @@ def judge_and_be_judged(t: Turn) -> Lesson:
 
 
 def twice_judged_reward(t: Turn, judged: Responses, rated: Responses) -> Rewards:
-    """format x correctness x quality (DeepSeekMath-V2, arXiv 2511.22570).
-
-    The quality of a verification is the share of its remarks that the second judgement accepts, and 0 where that does
-    not judge each of them. The verifier learns to give second judgements in stage 1 alone.
-    """
+    """format x correctness x quality (DeepSeekMath-V2, arXiv 2511.22570). Quality is the share of remarks that the
+    second judgement accepts, 0 where it does not judge each. Only stage 1 trains second judgements."""
     correctness_B = verdict_reward(judged, t.rl).terms[0].value
     format_B = np.array([verification.format_score for verification in judged], np.float32)
     quality_B = np.array([np.mean(one.judgements) if one.is_aligned else 0.0 for one in rated], np.float32)

@@ -1,7 +1,4 @@
-"""Rewards of responses and of steps (arXiv 2505.15034): the records of a turn in, numbers out.
-
-Rows are B = P prompts x M samples, prompt-major; T is the token axis of a response.
-"""
+"""Rewards of responses and steps (arXiv 2505.15034). Rows are B = P prompts x M samples, prompt-major."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,13 +13,11 @@ Labels = Sequence[tuple[bool | None, ...] | None]  # of each step of B solutions
 
 
 def graded(t: Turn, solutions: Responses) -> tuple[Responses, Rewards]:
-    """The generator's reward: whether the grader accepts the answer, and the format score. A label takes the place of
-    the grade in the reward, not in the metric."""
+    """The generator's reward: grade and format score. A label replaces the grade, except in the metric."""
     return solutions, t.with_own_reward(solutions, outcome_reward(solutions, t.rl))
 
 
 def outcome_reward(solutions: Sequence[Solution], rl: ConfigDict) -> Rewards:
-    """See `graded`."""
     is_right_B, is_correct_B = right_B(solutions), np.array([solution.is_correct for solution in solutions])
     format_B = np.array([solution.format_score for solution in solutions])
     reward_B = generator_outcome_reward_B(is_right_B, format_B, rl.outcome_weight, rl.format_weight)
@@ -39,7 +34,6 @@ def agreement(t: Turn, judged: Responses) -> tuple[Responses, Rewards]:
 
 
 def verdict_reward(judged: Responses, rl: ConfigDict) -> Rewards:
-    """See `agreement`."""
     is_right_B, is_correct_B = right_B(judged.owners), np.array([solution.is_correct for solution in judged.owners])
     format_B = np.array([verification.format_score for verification in judged])
     verdicts = [verification.verdict for verification in judged]
@@ -53,14 +47,14 @@ def verdict_reward(judged: Responses, rl: ConfigDict) -> Rewards:
 
 
 def right_B(solutions: Sequence[Solution]) -> np.ndarray:
-    """Whether training takes each solution for right, bool [B]."""
+    """bool [B], whether training takes each solution for right."""
     return np.array([solution.is_right for solution in solutions], bool)
 
 
 def judged_steps(t: Turn, solutions: Responses, judged: Responses, rejects_unmatched: bool = False
                  ) -> list[StepRewards]:
-    """Step rewards by the verifier's judgements, one for each verification of a solution; none where it was not judged,
-    or judgements and steps do not match, unless those steps are to be rejected."""
+    """One per verification of a solution. A solution has none if it was not judged, or if judgements and steps do not
+    match, unless those steps are to be rejected."""
     unmatched = [(False,) * len(one.of.steps) if rejects_unmatched else None for one in judged]
     labels = [one.judgements if one.is_aligned else other for one, other in zip(judged, unmatched, strict=True)]
     row_of = {id(solution): row for row, solution in enumerate(solutions)}
@@ -85,8 +79,7 @@ def step_rewards(t: Turn, solutions: Responses, labels: Labels) -> StepRewards:
 def step_metrics(
     rewards: Sequence[StepRewards], alpha: float | np.ndarray, steps_BT: np.ndarray, solutions: Responses
 ) -> dict[str, float]:
-    """What a turn logs of its step rewards, one for each verification of a solution, of their weight, and of the step
-    advantages [B, T] that they give."""
+    """One reward per verification of a solution; advantages are [B, T]."""
     ends_B = np.array([len(solution.step_ends) for solution in solutions])
     has_steps_B = np.any([one.is_end_BT.any(axis=1) for one in rewards], axis=0)
     correlation = step_count_corr(steps_BT[:, 0], ends_B, has_steps_B, solutions.groups())
@@ -103,10 +96,9 @@ def step_metrics(
 def step_count_corr(
     adv_B: np.ndarray, count_B: np.ndarray, has_steps_B: np.ndarray, groups: Iterable[Sequence[int]]
 ) -> float | None:
-    """How the step advantage at the first token follows the number of steps: their correlation within groups.
+    """Correlation within groups of the step advantage at the first token with the number of steps, pooled over groups.
 
-    Both are taken from their group's mean, over solutions with step rewards, and the groups are pooled. The published
-    form has a bias towards few steps that shows here once most steps are approved (rl/step_norm.py). None where no
+    The published form favours few steps, which shows here once most steps are approved (rl/step_norm.py). None where no
     group has solutions of several counts, or of several advantages.
     """
     pairs = []

@@ -1,4 +1,4 @@
-"""The texts of both roles: records in, token ids of the prompts out; and what was sampled in, parsed records out."""
+"""Texts of both roles: prompts to token ids, and sampled tokens to parsed records."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,11 +17,8 @@ from tango_jax.text.tokenizer import Tokenizer, token_of_character
 
 
 def build_prompts(policy: Policy, prompt: Prompt, parents: Sequence) -> tuple[list[list[int]], list[bool]]:
-    """The prompt about each parent, and whether the end of its text had to be cut off.
-
-    Raises:
-        ValueError: in every process, a prompt is too long even without the text that may be cut off.
-    """
+    """Also whether the end of its text was cut off. Raises ValueError in every process: a prompt is too long even
+    without it."""
     try:
         built = [prompt_ids(prompt, policy.template, policy.tokenizer, one, policy.config.max_prompt)
                  for one in parents]  # fmt: skip
@@ -33,8 +30,7 @@ def build_prompts(policy: Policy, prompt: Prompt, parents: Sequence) -> tuple[li
 def read_responses(
     prompt: Prompt, task: Task, tokenizer: Tokenizer, owners: Sequence, rollout: Rollout
 ) -> tuple[list[Solution] | list[Verification], dict[str, float]]:
-    """Decode, parse and grade this process's responses; `owners` has the parent of each. Returns the records, without
-    their parents (`with_parents`), and counts to be summed over processes."""
+    """Of this process: the records, without their parents (`with_parents`), and counts to be summed over processes."""
     decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
     rows = zip(owners, decoded, rollout.is_truncated_B, strict=True)
     if prompt.role == "verifier":
@@ -48,7 +44,6 @@ def read_responses(
 
 
 def with_parents(records: Sequence, owners: Sequence) -> list:
-    """The records, each with what its prompt was about."""
     return [
         dataclasses.replace(record, of=owner) if isinstance(record, Verification)
         else dataclasses.replace(record, problem=problem_of(owner), after=None if isinstance(owner, Problem) else owner)
@@ -59,7 +54,7 @@ def with_parents(records: Sequence, owners: Sequence) -> list:
 def make_solution(
     task: Task, problem: Problem, text: str, ends: Sequence[int], is_correct: bool, is_truncated: bool = False
 ) -> Solution:
-    """Parse one generator response; `ends`: the number of characters complete after each token."""
+    """`ends`: the number of characters complete after each token."""
     parsed = parse_solution(text, task.min_steps)
     return Solution(
         problem=problem,
@@ -75,8 +70,7 @@ def make_solution(
 
 
 def make_verification(judged: Any, text: str, ends: Sequence[int], is_truncated: bool) -> Verification:
-    """Parse one verifier response about a solution, a verification, or anything else, of which no steps are expected.
-    """
+    """Of a solution, a verification, or anything else, of which no steps are expected."""
     steps = judged.steps if isinstance(judged, Solution) else getattr(judged, "blocks", ())
     parsed = parse_verification(text, len(steps), getattr(judged, "format_score", 1.0))
     return Verification(
@@ -92,7 +86,6 @@ def make_verification(judged: Any, text: str, ends: Sequence[int], is_truncated:
 
 
 def rollout_metrics(name: str, rollout: Rollout) -> dict[str, float]:
-    """Lengths of the responses to a prompt of this name, and the waste of decoding them."""
     length_B = np.array([len(tokens) for tokens in rollout.tokens])
     return {
         f"{name}/length_mean": length_B.mean(),

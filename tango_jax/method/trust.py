@@ -1,13 +1,11 @@
 """Step rewards weighted by the verifier's measured accuracy, and which solutions it judges.
 
-With `rl.trust` or `rl.judge`, `solve` of this file takes the place of tango.solve, and `remembering` counts the
-judgements of the verifier's turns. In the published method the verifier judges all solutions and every judgement counts
-(`rl.judge=all`, `rl.trust=()`).
+With `rl.trust` or `rl.judge`, `solve` of this file replaces tango.solve. In the published method the verifier judges
+all solutions and every judgement counts (`rl.judge=all`, `rl.trust=()`).
 
-The measure is the F1 score of accepting a solution, that is, of rejecting none of its steps, if one solution in twenty
-were right. It needs grades alone: all steps of a right solution are taken to be right. Trust is 0 up to the lower limit
-of `rl.trust`, 1 from the upper one on, and linear in between. The same measure, on the solutions of the verifier's
-turns, ends its warm-up (`rl.warmup_until`).
+The measure is the F1 score of accepting a solution (rejecting none of its steps), if one in twenty were right. It needs
+grades alone: all steps of a right solution are taken to be right. Trust rises linearly from 0 at the lower limit of
+`rl.trust` to 1 at the upper. The same measure ends the verifier's warm-up (`rl.warmup_until`).
 """
 
 import dataclasses
@@ -26,11 +24,10 @@ from tango_jax.records import Lesson, Memory, Solution, StepRewards, Verificatio
 from tango_jax.rl.advantages import average_over_verifications
 from tango_jax.rl.schedule import Place, alpha_of
 
-# Per turn, of the counts of the generator's turns and of the verifier's: about the last seven, and five, count.
+# Per turn, for the generator's turns and the verifier's: about the last seven, and five, count.
 DECAY, PRACTICE_DECAY = 0.85, 0.8
 PRIOR = 24.0  # weight of the verifier's turns, as a number of steps of right solutions in the generator's turns
-# At least this many right and wrong solutions of a turn are judged for the measure, where there are as many: fewer if
-# the step rewards of fewer solutions depend on it.
+# Judged at least, where there are as many: fewer if the step rewards of fewer solutions depend on it.
 RIGHT_JUDGED, WRONG_JUDGED = 8, 16
 SHARE_RIGHT = 0.05  # of solutions, for the F1 score
 
@@ -38,10 +35,10 @@ SHARE_RIGHT = 0.05  # of solutions, for the F1 score
 class Evidence(NamedTuple):
     """Judgements of graded solutions, decayed from turn to turn; saved with every checkpoint."""
 
-    # Of the generator's turns: steps of solutions that the grader accepts, and those that are rejected.
+    # Of the generator's turns: steps of right solutions, and those that are rejected.
     right_steps: float = 0.0
     right_rejected: float = 0.0
-    # Solutions that the grader rejects, and those of which no step is rejected.
+    # Wrong solutions, and those of which no step is rejected.
     wrong: float = 0.0
     wrong_accepted: float = 0.0
     # Of the verifier's turns: the same four, and the right solutions.
@@ -52,35 +49,33 @@ class Evidence(NamedTuple):
     practised_right: float = 0.0
 
     def after_solving(self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> "Evidence":
-        """The evidence after a generator's turn: grades of the judged solutions, and how many steps were rejected."""
         return Evidence(*_faded(self[:4], _counts(is_correct_B, num_steps_B, rejected_B), DECAY), *self[4:])
 
     def after_practice(self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> "Evidence":
-        """The evidence after a verifier's turn."""
         new = (*_counts(is_correct_B, num_steps_B, rejected_B), is_correct_B.sum())
         return Evidence(*self[:4], *_faded(self[4:], new, PRACTICE_DECAY))
 
     def rates(self, num_steps: float) -> tuple[float, float]:
-        """(share of right solutions that are accepted, of wrong ones), of solutions of `num_steps` steps.
+        """Shares of right and of wrong solutions of `num_steps` steps that are accepted, with no step rejected.
 
-        A right solution is accepted if none of its steps is rejected. Solutions of the verifier's turns are the prior;
-        without any, all steps count as rejected. The share of wrong ones is one standard error above its estimate.
+        The verifier's turns are the prior; without any, all steps count as rejected. The share of wrong ones is one
+        standard error above its estimate.
         """
         rejected = (self.right_rejected + PRIOR * self._expected()) / (self.right_steps + PRIOR)
         return (1.0 - rejected) ** num_steps, _upper_share(self.wrong_accepted, self.wrong)
 
     def practised_rates(self) -> tuple[float, float]:
-        """The same of the solutions of the verifier's turns."""
+        """The same of the verifier's turns."""
         num_steps = self.practised_steps / self.practised_right if self.practised_right else 1.0
         return (1.0 - self._expected()) ** num_steps, _upper_share(self.practised_accepted, self.practised_wrong)
 
     def _expected(self) -> float:
-        """Share of the steps of right solutions that are rejected in the verifier's turns; without any, all."""
+        """Share of rejected steps of right solutions in the verifier's turns; without any, 1."""
         return self.practised_rejected / self.practised_steps if self.practised_steps else 1.0
 
 
 def _counts(is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> tuple[int, ...]:
-    """Steps of right solutions, those that are rejected, wrong solutions, those of which no step is rejected."""
+    """Steps of right solutions, those rejected, wrong solutions, those of which no step is rejected."""
     wrong_B = ~is_correct_B
     right_steps, right_rejected = (is_correct_B * num_steps_B).sum(), (is_correct_B * rejected_B).sum()
     return right_steps, right_rejected, wrong_B.sum(), (wrong_B & (rejected_B == 0)).sum()
@@ -91,7 +86,7 @@ def _faded(counts: Sequence[float], more: Sequence[int], decay: float) -> list[f
 
 
 def _upper_share(accepted: float, count: float) -> float:
-    """One standard error above the share that is accepted, with half a solution added, so that it is never 0."""
+    """One standard error above the accepted share, with half a solution added, so that it is never 0."""
     count, share = count + 1.0, (accepted + 0.5) / (count + 1.0)
     return min(share + math.sqrt(share * (1.0 - share) / count), 1.0)
 
@@ -104,7 +99,7 @@ def f1_of(rates: tuple[float, float], share_right: float = SHARE_RIGHT) -> float
 
 
 def trust_of(rates: tuple[float, float], limits: Sequence[float]) -> float:
-    """Trust in [0, 1] at these rates of acceptance; 1 if `limits`, those of `rl.trust`, are empty."""
+    """Trust in [0, 1] at these rates of acceptance; 1 if `limits` (`rl.trust`) are empty."""
     if not limits:
         return 1.0
     low, high = limits
@@ -112,7 +107,7 @@ def trust_of(rates: tuple[float, float], limits: Sequence[float]) -> float:
 
 
 def solve(t: Turn) -> Lesson:
-    """tango.solve, in which some solutions are judged, and trust in the verifier multiplies the weight alpha."""
+    """tango.solve, in which some solutions are judged, and trust multiplies the weight alpha."""
     solutions, reward = t.until_full(
         lambda problems: graded(t, t.sample("generator", problems, t.rl.samples_per_prompt))
     )
@@ -135,8 +130,8 @@ def solve(t: Turn) -> Lesson:
 
 
 def remembering(judge: Callable[[Turn], Lesson]) -> Callable[[Turn], Lesson]:
-    """A verifier's turn after which its judgements count in the measure: all that were sampled, since dynamic sampling
-    leaves out verifications that agree with each other."""
+    """A verifier's turn that counts its judgements: all that were sampled, since dynamic sampling leaves out
+    verifications that agree with each other."""
 
     @functools.wraps(judge)
     def judge_and_remember(t: Turn) -> Lesson:
@@ -153,21 +148,21 @@ def remembering(judge: Callable[[Turn], Lesson]) -> Callable[[Turn], Lesson]:
 
 
 def warmup_metrics(rl: ConfigDict, place: Place, memory: Memory) -> dict[str, float]:
-    """In a warm-up that may end early: the trust measured on the verifier's turns up to this one."""
+    """In a warm-up that may end early: the trust measured so far."""
     if place.phase != "warmup" or not rl.warmup_until:
         return {}
     return {"verifier/warmup_trust": trust_of(Evidence(*memory.evidence).practised_rates(), rl.trust)}
 
 
 def turns_done(rl: ConfigDict, place: Place, memory: Memory) -> int:
-    """The number of turns of the schedule that are over with the one at `place`. The rest of a warm-up that has done
-    its work is over as well: turns of the generator keep their numbers, and so their problems."""
+    """Turns of the schedule over after `place`. The rest of a warm-up that ends early is over as well: the generator's
+    turns keep their numbers, and so their problems."""
     reached = warmup_metrics(rl, place, memory).get("verifier/warmup_trust", 0.0)
     return rl.warmup_steps if rl.warmup_until and reached >= rl.warmup_until else place.index + 1
 
 
 class Choice(NamedTuple):
-    """Which solutions of a generator's turn the verifier judges, and how much its judgements count."""
+    """Which solutions of a generator's turn are judged, and how much their judgements count."""
 
     is_judged_B: np.ndarray  # bool
     trust_P: np.ndarray  # float64 in [0, 1]: `trust` in the groups whose step rewards count, 0 in the others
@@ -186,13 +181,8 @@ class Choice(NamedTuple):
 def choose(
     rl: ConfigDict, is_correct_B: np.ndarray, has_signal_P: np.ndarray, rates: tuple[float, float]
 ) -> Choice:
-    """The solutions of a turn that the verifier judges: those of the groups whose step rewards count and, where trust
-    is measured, some more for the measure alone.
-
-    Args:
-        has_signal_P: whether the outcomes of a group give an advantage.
-        rates: see `Evidence.rates`.
-    """
+    """Choose the solutions of groups whose step rewards count and, where trust is measured, some for the measure alone.
+    `has_signal_P`: groups whose outcomes give an advantage."""
     trust = trust_of(rates, rl.trust)
     group_size = len(is_correct_B) // len(has_signal_P)
     has_right_P = is_correct_B.reshape(-1, group_size).any(axis=1)
@@ -207,25 +197,22 @@ def choose(
 
 
 def _rates(memory: Memory, solutions: Sequence[Solution]) -> tuple[float, float]:
-    """`Evidence.rates` at the mean number of steps of these solutions."""
     return Evidence(*memory.evidence).rates(float(np.mean([len(solution.steps) for solution in solutions])))
 
 
 def _only(rewards: StepRewards, counts_B: np.ndarray) -> StepRewards:
-    """The step rewards of the rows that count."""
     of_steps = [one if counts else None for one, counts in zip(rewards.of_steps, counts_B, strict=True)]
     return StepRewards(rewards.reward_BT * counts_B[:, None], rewards.is_end_BT & counts_B[:, None], of_steps)
 
 
 def _verdicts(judged: Sequence[Verification]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Grades of the judged solutions, their numbers of steps, and how many of these are rejected; without judgements
-    that do not match the steps, which give no step rewards."""
+    """Without judgements that do not match the steps."""
     judged = [verification for verification in judged if verification.is_aligned]
     return (right_B([one.of for one in judged]), np.array([len(one.of.steps) for one in judged], int),
             np.array([sum(step is False for step in one.judgements) for one in judged], int))  # fmt: skip
 
 
 def _spread(rows: np.ndarray, count: int) -> np.ndarray:
-    """At most `count` of the rows, at even distances: neighbours answer the same problem."""
+    """At most `count` rows, at even distances: neighbours answer the same problem."""
     count = min(count, len(rows))
     return rows[np.arange(count) * len(rows) // max(count, 1)]

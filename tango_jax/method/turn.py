@@ -1,8 +1,8 @@
-"""What a turn may do: sample, score and grade, draw problems, and read the settings, the schedule and the memory.
+"""What a turn may do: sample, score and grade, draw problems, and read settings, schedule and memory.
 
-A method is a function of a `Turn` to a `Lesson` (records.py), such as those of tango.py. It makes the same calls
-whatever the data are: only the number of parents may depend on them. So a rehearsal (rehearsal.py) knows what to
-compile, and with one seed all arms see the same problems and random numbers at the same step.
+A method maps a `Turn` to a `Lesson` (records.py), as in tango.py. It makes the same calls whatever the data are: only
+the number of parents may depend on them. So a rehearsal knows what to compile, and with one seed all arms see the same
+problems and random numbers.
 """
 
 import dataclasses
@@ -32,10 +32,10 @@ MAX_SCORED_TOKENS = 2**24  # of `Turn.reference_logps`: above that, float32 cann
 
 
 class Work(Protocol):
-    """What samples, scores and grades for a turn. The loop's uses policies; the rehearsal's makes everything up."""
+    """Samples, scores and grades for a turn: with policies in the loop, made up in a rehearsal."""
 
     def respond(self, prompt: Prompt, parents: Sequence, samples: int, path: tuple[str | int, ...]) -> Responses:
-        """`samples` responses to a prompt about each parent; `path` names their random numbers."""
+        """`path` names the random numbers."""
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
         """See `Turn.reference_logps`."""
@@ -45,7 +45,7 @@ class Work(Protocol):
 
 
 class Call(NamedTuple):
-    """A call of a turn: its prompt, the number of prompts (or the most that there can be), and of responses to each."""
+    """A call of a turn; `prompts` is the most that there can be."""
 
     prompt: Prompt
     prompts: int
@@ -57,19 +57,19 @@ Calls = dict[tuple[str, int], Call]  # (name of the prompt, calls of that prompt
 
 
 class Advantages:
-    """The algorithm of a role with its settings: rewards of responses in, float32 [B, T] out, 0 off the actions."""
+    """The algorithm of a role with its settings: rewards in, float32 [B, T] out, 0 off the actions."""
 
     def __init__(self, algorithm: Algorithm, role: str, config: ConfigDict):
         self.algorithm, self.config = algorithm, config
         self._key, self._is_own = f"{role}.loss.algorithm", is_user_code(config.loss.algorithm)
 
     def outcome(self, reward: Rewards, responses: Responses) -> np.ndarray:
-        """The advantage of each response, on all of its tokens. Raises ValueError for groups of different sizes, if the
-        algorithm does not compare them."""
+        """On all tokens of a response. Raises ValueError for groups of different sizes, unless the algorithm compares
+        each alone."""
         return self._by_group(self.algorithm.outcome_fn, responses, reward.reward_B)
 
     def step(self, rewards: StepRewards, responses: Responses) -> np.ndarray:
-        """The advantage of each token by the rewards of the steps (`loss.step_norm`); raises as `outcome`."""
+        """Advantages by the rewards of the steps (`loss.step_norm`); raises as `outcome`."""
         if self.config.loss.step_norm == ELEMENTS:
             return self._by_group(self.algorithm.step_fn, responses, rewards.reward_BT, rewards.is_end_BT)
         form_fn = functools.partial(step_advantage_BT, self.config.loss.step_norm, self.config.loss.algorithm)
@@ -111,7 +111,7 @@ class Advantages:
 
 
 class Turn:
-    """One turn of the role `role`, from the first problem to the lesson."""
+    """One turn of a role, from the first problem to the lesson."""
 
     def __init__(
         self, config: ConfigDict, task: Task, place: Place, memory: Memory, algorithm: Algorithm, work: Work,
@@ -135,12 +135,9 @@ class Turn:
     ) -> Responses:
         """`samples` responses of a role to its prompt about each parent, decoded, parsed and graded.
 
-        Args:
-            parents: problems for the generator's prompt, solutions for the verifier's; for others see text/prompts.py.
-            at_most: the most parents that there can be, where their number depends on data. There may be none.
-
-        Raises:
-            ValueError: there are more parents or samples than the rehearsal has seen.
+        `parents`: problems for the generator's prompt, solutions for the verifier's; see text/prompts.py. `at_most`:
+        the most parents that there can be, where their number depends on data. Raises ValueError: there are more
+        parents or samples than the rehearsal has seen.
         """
         prompt, parents = prompt or OWN[role], list(parents)
         require(prompt.role == role, f"t.sample({role!r}, ..., prompt={prompt.name}): that is a {prompt.role}'s prompt")
@@ -155,7 +152,6 @@ class Turn:
         return said
 
     def _number(self, kind: str, name: str) -> int:
-        """How many calls of this batch came before with this name of a prompt, or of a stream."""
         self._numbers[kind, name, self._batch] += 1
         return self._numbers[kind, name, self._batch] - 1
 
@@ -177,12 +173,9 @@ class Turn:
     def until_full(
         self, sample_fn: Callable[[list[Problem]], tuple[Responses, Rewards]], stream: str = "train"
     ) -> tuple[Responses, Rewards]:
-        """The responses to `rl.prompts_per_step` problems, with their rewards. With `rl.dynamic_sampling` (DAPO, arXiv
-        2503.14476), more batches are drawn until so many problems have responses whose rewards differ.
-
-        Args:
-            sample_fn: problems -> (responses to train on, their rewards). It may make several calls.
-        """
+        """Responses to `rl.prompts_per_step` problems, with their rewards. With `rl.dynamic_sampling` (DAPO, arXiv
+        2503.14476), more batches are drawn until so many problems have responses whose rewards differ. `sample_fn`:
+        problems -> (responses to train on, their rewards); it may make several calls."""
         site, batches, most = self._site(stream), [], 1 + self.rl.dynamic_sampling
         before = self.sampled
         while len(batches) < most and sum(batch.has_signal.sum() for batch in batches) < self.rl.prompts_per_step:
@@ -204,12 +197,11 @@ class Turn:
         return [one for one in self._everything if one.name == name]
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
-        """Log-probs of the sampled tokens by the reference policy of the role that this turn trains, to another prompt
-        about the same parents, float32 [B, T]; 0 off the actions, NaN in rows whose prompt has no room for its whole
-        text.
+        """Log-probs of the sampled tokens by the trained role's reference policy, to another prompt about the same
+        parents.
 
-        Raises:
-            ValueError: the responses, or the prompt, are of the other role.
+        float32 [B, T]; 0 off the actions, NaN in rows whose prompt has no room for its whole text. Raises ValueError:
+        the responses, or the prompt, are of the other role.
         """
         require(self.role == responses.role == prompt.role, f"t.reference_logps(responses of the {responses.role}, "
                 f"prompt={prompt.name} of the {prompt.role}) in a turn of the {self.role}: only the role that a turn "
@@ -218,11 +210,11 @@ class Turn:
         return self._work.reference_logps(responses, prompt)
 
     def grade(self, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
-        """Whether the answer in each text solves the problem beside it, as the task's grader says."""
+        """Whether each text's answer solves its problem, by the task's grader."""
         return self._work.grade(problems, texts)
 
     def labelled(self, solutions: Responses, label_B: Sequence[bool]) -> Responses:
-        """The solutions with a label each, which training takes for the grade."""
+        """The solutions with labels, which training takes for the grade."""
         records = [dataclasses.replace(one, label=bool(label)) for one, label in zip(solutions, label_B, strict=True)]
         new, self.has_labels = solutions.replace(records=records), True
         for sampled in (self.sampled, self._everything):
@@ -230,7 +222,7 @@ class Turn:
         return new
 
     def with_own_reward(self, responses: Responses, reward: Rewards) -> Rewards:
-        """The rewards, plus what the function `config.ROLE.reward` gives each response, if it is set."""
+        """Adds the rewards by the function `config.ROLE.reward`, if it is set."""
         self.adds_own_reward = True
         if self._own_reward is None:
             return reward
@@ -254,13 +246,12 @@ class Turn:
 
 
 def cursors_after(rl: ConfigDict, cursors: Mapping[str, int], draws: Mapping[str, int]) -> dict[str, int]:
-    """By stream, the number of problems that are taken after a turn that has drawn so often from each."""
+    """By stream, the problems taken after a turn with these draws."""
     return {**cursors, **{stream: cursors.get(stream, 0) + count * problems_of_a_draw(rl, stream)
                           for stream, count in draws.items()}}  # fmt: skip
 
 
 def problems_of_a_draw(rl: ConfigDict, stream: str) -> int:
-    """The problems that are set apart for a draw from a stream."""
     return (1 + rl.dynamic_sampling) * rl.prompts_per_step * practice.candidates_of(rl, stream)
 
 
@@ -270,8 +261,8 @@ def _nothing(prompt: Prompt, samples: int) -> Responses:
 
 
 def joined(parts: Sequence[Responses], most_prompts: int) -> Responses:
-    """The responses to several calls as one batch to train on; responses to one problem form a group. The update is
-    compiled for `most_prompts`, the most responses that there can be in any turn."""
+    """The responses to several calls as one batch to train on; those to one problem form a group. The update is
+    compiled for `most_prompts`, the most in any turn."""
     roles = sorted({part.role for part in parts})
     require(len(roles) == 1, f"joined responses are of {' and of '.join(roles)}: a turn trains one role")
     parts = [part for part in parts if len(part)]

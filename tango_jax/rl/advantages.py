@@ -1,7 +1,7 @@
-"""Advantages: rewards of one batch in, adv_BT for the update out. One function per equation.
+"""Advantages from the rewards of one batch. One function per equation.
 
-NumPy on the host, float64 inside and float32 outside. Rows are B = P prompts x M samples, prompt-major, so a group is
-M = `group_size` neighbouring rows. With several hosts, each has the whole batch and computes the same advantages.
+NumPy, float64 inside and float32 outside. Rows are B = P prompts x M samples, prompt-major; a group is M = `group_size`
+neighbouring rows. Every host has the whole batch and computes the same advantages.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 import chex
 import numpy as np
 
-# As in verl. So are two conventions below: the variance is the sample variance (ddof=1), and a single value is taken to
-# have mean 0 and standard deviation 1.
+# As in verl; also that variances have ddof=1, and that a single value has mean 0 and standard deviation 1.
 GROUP_EPS = 1e-6
 WHITEN_EPS = 1e-8
 # A class counts as at least this share of all labels, so one class weighs at most 10 times the other.
@@ -18,7 +17,7 @@ MIN_CLASS_SHARE = 0.01
 
 
 def standardise(values: np.ndarray, use_std: bool) -> np.ndarray:
-    """(x - mean) / (std + 1e-6) over a 1-d array, std with ddof=1; one value alone has mean 0 and std 1."""
+    """(x - mean) / (std + 1e-6), 1-d, std with ddof=1; one value alone has mean 0 and std 1."""
     chex.assert_rank(values, 1)
     if values.size == 0:
         return values
@@ -27,7 +26,7 @@ def standardise(values: np.ndarray, use_std: bool) -> np.ndarray:
 
 
 def leave_one_out(values: np.ndarray) -> np.ndarray:
-    """x minus the mean of the others, n/(n-1) * (x - mean), over a 1-d array; one value alone stays as it is."""
+    """x minus the mean of the others, n/(n-1) * (x - mean), 1-d; one value alone stays as it is."""
     chex.assert_rank(values, 1)
     size = values.size
     return values * 1.0 if size < 2 else size / (size - 1) * (values - values.mean())
@@ -51,10 +50,8 @@ def per_group_step_BT(
     step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, group_size: int,
     normalise_fn: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    """Apply normalise_fn to all step elements of each group jointly, zero elsewhere, float64 [B, T].
-
-    A sample masked for its length is part of its group's statistics, as it is for the outcome.
-    """
+    """Apply normalise_fn to all step elements of each group jointly, 0 elsewhere, float64 [B, T]; samples masked for
+    their length included."""
     chex.assert_rank([step_reward_BT, is_step_end_BT], 2)
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT])
     check_groups(len(step_reward_BT), group_size)
@@ -67,16 +64,13 @@ def per_group_step_BT(
 
 
 def check_groups(num_rows: int, group_size: int) -> None:
-    """Rows must split into whole groups."""
     assert group_size >= 1, f"group_size is {group_size}"
     assert num_rows % group_size == 0, f"{num_rows} rows do not split into groups of {group_size}"
 
 
 def grpo_outcome_B(reward_B: np.ndarray, group_size: int, use_std: bool = True) -> np.ndarray:
     """GRPO (arXiv 2402.03300; arXiv 2505.15034): A_i = (r_i - mean) / (std + 1e-6) in the group, float32 [B].
-
-    use_std=False only centres (Dr. GRPO, arXiv 2503.20783). A group of one has mean 0 and std 1.
-    """
+    use_std=False only centres (Dr. GRPO, arXiv 2503.20783)."""
     chex.assert_rank(reward_B, 1)
     return per_group_B(reward_B, group_size, lambda group: standardise(group, use_std))
 
@@ -87,8 +81,8 @@ def grpo_step_BT(
 ) -> np.ndarray:
     """Step advantage of RL Tango with GRPO (arXiv 2505.15034), float32 [B, T].
 
-    Every step element is normalised with the mean and std of all step elements of its group, then A_t is the sum of
-    the normalised elements at positions >= t; 0 off the actions.
+    Every step element is normalised by mean and std of all step elements of its group. A_t is the sum of the normalised
+    elements at positions >= t; 0 off the actions.
     """
     chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
@@ -108,10 +102,8 @@ def rloo_step_BT(
     step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int,
     step_scale: float,
 ) -> np.ndarray:
-    """Step advantage of RL Tango with RLOO (arXiv 2505.15034), float32 [B, T].
-
-    n/(n-1) * (r - mean) with n the number of step elements of the group, then reward-to-go, times step_scale.
-    """
+    """Step advantage of RL Tango with RLOO (arXiv 2505.15034), float32 [B, T]: n/(n-1) * (r - mean) with n the number
+    of step elements of the group, then reward-to-go, times step_scale."""
     chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
     normalised_BT = per_group_step_BT(step_reward_BT, is_step_end_BT, group_size, leave_one_out)
@@ -119,10 +111,8 @@ def rloo_step_BT(
 
 
 def whiten_BT(x_BT: np.ndarray, is_action_BT: np.ndarray) -> np.ndarray:
-    """(x - mean) / sqrt(var + 1e-8) over all action tokens of the batch, 0 elsewhere, float64 [B, T].
-
-    var is the sample variance (ddof=1); of a single token it is 0.
-    """
+    """(x - mean) / sqrt(var + 1e-8) over all action tokens of the batch, 0 elsewhere, float64 [B, T]. var has ddof=1,
+    and is 0 for a single token."""
     chex.assert_rank([x_BT, is_action_BT], 2)
     chex.assert_equal_shape([x_BT, is_action_BT])
     kept = x_BT[is_action_BT.astype(bool)].astype(np.float64)
@@ -131,10 +121,8 @@ def whiten_BT(x_BT: np.ndarray, is_action_BT: np.ndarray) -> np.ndarray:
 
 
 def reinforce_pp_outcome_BT(reward_B: np.ndarray, is_action_BT: np.ndarray) -> np.ndarray:
-    """REINFORCE++ (arXiv 2501.03262), float32 [B, T].
-
-    The reward sits on the last action token; the undiscounted returns are whitened over all action tokens of the batch.
-    """
+    """REINFORCE++ (arXiv 2501.03262), float32 [B, T]. The reward sits on the last action token; the undiscounted
+    returns are whitened over all action tokens of the batch."""
     chex.assert_rank([reward_B, is_action_BT], [1, 2])
     chex.assert_equal_shape_prefix([reward_B, is_action_BT], 1)
     reward_BT = np.zeros(is_action_BT.shape, np.float64)
@@ -149,8 +137,8 @@ def reinforce_pp_step_BT(
 ) -> np.ndarray:
     """Step advantage of RL Tango with REINFORCE++ (arXiv 2505.15034), float32 [B, T].
 
-    Returns of the raw step rewards, whitened over all action tokens of the batch. Rows without step rewards enter these
-    statistics as zeros and get the advantage 0, not the whitened value of 0.
+    Returns of the raw step rewards, whitened over all action tokens. Rows without step rewards count as zeros in the
+    statistics and get the advantage 0, not the whitened value of 0.
     """
     chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
@@ -160,8 +148,7 @@ def reinforce_pp_step_BT(
 
 
 def average_over_verifications(adv_steps: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean of the step advantages from several verifications of the same solutions, float32 [B, T]; those without step
-    rewards count as zeros."""
+    """Mean step advantage of several verifications, float32 [B, T]; those without step rewards count as zeros."""
     assert len(adv_steps) > 0, "no verification to average"
     chex.assert_rank(list(adv_steps), 2)
     chex.assert_equal_shape(list(adv_steps))
@@ -169,10 +156,8 @@ def average_over_verifications(adv_steps: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def update_label_counts(counts_2: np.ndarray, is_correct_B: np.ndarray, decay: float) -> np.ndarray:
-    """EMA of the class counts of the verified solutions (arXiv 2505.15034), float64 [2]: (incorrect, correct).
-
-    counts <- decay * counts + (1 - decay) * counts of this batch; the first batch replaces the zeros of the start.
-    """
+    """EMA of the class counts (incorrect, correct) of verified solutions (arXiv 2505.15034), float64 [2]: counts <-
+    decay * counts + (1 - decay) * counts of this batch. The first batch replaces the zeros of the start."""
     chex.assert_rank([counts_2, is_correct_B], 1)
     chex.assert_shape(counts_2, (2,))
     assert 0.0 <= decay < 1.0, f"decay is {decay}"
@@ -184,11 +169,8 @@ def update_label_counts(counts_2: np.ndarray, is_correct_B: np.ndarray, decay: f
 
 
 def class_weights_B(counts_2: np.ndarray, is_correct_B: np.ndarray) -> np.ndarray:
-    """Class-aware weights of the verifier's advantages (arXiv 2505.15034), float32 [B], mean over the batch 1.
-
-    Proportional to 1/sqrt(count) of the row's class, counts_2 = (incorrect, correct). A class counts as at least 1 % of
-    all labels; with no label seen at all every weight is 1.
-    """
+    """Class-aware weights of the verifier's advantages (arXiv 2505.15034), float32 [B], mean 1, 1 without labels.
+    Proportional to 1/sqrt(count) of the row's class, at least 1 % of all labels; counts_2 = (incorrect, correct)."""
     chex.assert_rank([counts_2, is_correct_B], 1)
     chex.assert_shape(counts_2, (2,))
     total = float(counts_2.sum(dtype=np.float64))

@@ -1,6 +1,6 @@
-"""The algorithms that turn rewards into advantages by the equations of advantages.py.
+"""The algorithms that turn rewards into advantages (equations in advantages.py).
 
-A role's `loss.algorithm` is a name of the table, or `FILE.py:name` or `package.module:name` of an `Algorithm`.
+`loss.algorithm` is a name of the table, or `FILE.py:name` or `package.module:name` of an `Algorithm`.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,24 +16,24 @@ from tango_jax.runtime.user_code import is_user_code, load_object
 
 
 def differs_within_group_P(reward_PM: np.ndarray) -> np.ndarray:
-    """Whether the rewards of a group differ, bool [P]; one alone counts if it is not 0."""
+    """bool [P]; one reward alone counts if it is not 0."""
     return (reward_PM[:, 0] != 0) if reward_PM.shape[1] == 1 else np.ptp(reward_PM, axis=1) > 0
 
 
 def differs_within_batch_P(reward_PM: np.ndarray) -> np.ndarray:
-    """Whether the rewards of the whole batch differ, the same for every group, bool [P]."""
+    """bool [P], the same for every group."""
     return np.full(len(reward_PM), np.ptp(reward_PM) > 0)
 
 
 class Algorithm(NamedTuple):
-    """How rewards become advantages. Rows are B = P prompts x M samples, prompt-major; `loss` holds the settings
-    `ROLE.loss.*`. Both functions return float32 [B, T], 0 off the actions:
+    """How rewards become advantages. Rows are B = P prompts x M samples, prompt-major; `loss` is `ROLE.loss`. Both
+    functions return float32 [B, T], 0 off the actions:
 
         outcome_fn(reward_B, is_action_BT, M, loss)
         step_fn(step_reward_BT, is_step_end_BT, is_action_BT, M, loss)
 
-    `has_signal_fn(reward_PM)`: bool [P], in which groups some response has an outcome advantage. `formula`: for the
-    report. `compares_groups_alone`: no group's advantages depend on the others, so that groups may differ in size.
+    `has_signal_fn(reward_PM)`: bool [P], groups with an outcome advantage. `compares_groups_alone`: no group depends on
+    the others, so groups may differ in size.
     """
 
     outcome_fn: Callable[[np.ndarray, np.ndarray, int, Any], np.ndarray]
@@ -73,7 +73,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({
 
 
 def algorithm_of(name: str, key: str = "loss.algorithm") -> Algorithm:
-    """The algorithm that the setting `key` names. Raises ValueError if there is none."""
+    """Raises ValueError if the setting `key` names no algorithm."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if not is_user_code(name):

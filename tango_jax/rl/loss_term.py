@@ -1,4 +1,4 @@
-"""A term that a user adds to the loss of a role: `ROLE.loss.term` names a function that jax traces,
+"""A user's addition to the loss of a role: `ROLE.loss.term` names a function that jax traces,
 
     term(tokens) -> loss_BT                 tokens: a LossTokens (losses.py); weighted and summed as the loss is
 """
@@ -15,11 +15,8 @@ from tango_jax.runtime.user_code import load_function
 
 
 def load_loss_term(role: str, loss: ConfigDict) -> Callable[[LossTokens], jax.Array] | None:
-    """The term that a role adds to its loss, tried on the shapes of a small batch; None: there is none.
-
-    Raises:
-        ValueError: it cannot be loaded, raises an error when it is traced, or returns another shape.
-    """
+    """The function, tried on the shapes of a small batch. Raises ValueError: it cannot be loaded, fails when traced, or
+    returns another shape."""
     if not loss.term:
         return None
     function = load_function(f"{role}.loss.term", loss.term, ("tokens",))

@@ -1,8 +1,8 @@
-"""Losses: log-probs and advantages in, per-token losses and the weights that sum them out. One function per equation.
+"""Losses: per-token losses from log-probs and advantages, and the weights that sum them. One function per equation.
 
-Traced and in float32; only `token_weights_BT` runs on the host, before rows are packed. The loss of an update is
-sum(weight_BT * loss_BT) with weights made from all of its rows, so packing and micro-batching cannot change it.
-`logp_BT[:, t]` scores token t. A row holds I whole sequences at most. Values off the actions must be finite.
+Traced, float32; only `token_weights_BT` runs on the host. The loss of an update is sum(weight_BT * loss_BT) with
+weights from all its rows, so packing and micro-batching cannot change it. `logp_BT[:, t]` scores token t. A row holds
+at most I whole sequences. Values off the actions must be finite.
 """
 
 from typing import NamedTuple
@@ -19,8 +19,7 @@ MAX_EXPONENT = 20.0
 
 
 class LossTokens(NamedTuple):
-    """What a loss term sees of each token, [B, T]; `logp_BT[:, t]` scores token t. Gradient flows through the first and
-    the entropy."""
+    """What a loss term sees of each token, [B, T]. Gradient flows through logp and the entropy."""
 
     logp_BT: jax.Array  # float32, of the policy; 0 off the actions
     old_logp_BT: jax.Array  # float32, of the policy before the first update of the batch
@@ -41,15 +40,14 @@ def log_ratio_BT(logp_BT: jax.Array, old_logp_BT: jax.Array) -> jax.Array:
 def sequence_log_ratio_BT(
     logp_BT: jax.Array, old_logp_BT: jax.Array, is_action_BT: jax.Array, segment_BT: jax.Array, num_segments: int
 ) -> jax.Array:
-    """GSPO (arXiv 2507.18071): log s_i, the mean log-ratio of a sequence's actions, at each of its actions.
+    """GSPO (arXiv 2507.18071): log s_i, the mean log-ratio of a sequence's actions, at each of them; float32 [B, T].
 
-    float32 [B, T], 0 elsewhere. Gradient flows to every action of the sequence. segment_BT int is 1..num_segments for
-    the sequences of a row and 0 for padding. With `clipped_loss_BT` and seq_mean weights this is the paper's
-    sequence-level objective; its clip range is about 3e-4, not 0.2.
+    segment_BT is 1..num_segments for the sequences of a row, 0 for padding. With `clipped_loss_BT` and seq_mean weights
+    this is the paper's sequence-level objective; its clip range is about 3e-4, not 0.2.
     """
     chex.assert_rank([logp_BT, old_logp_BT, is_action_BT, segment_BT], 2)
     chex.assert_equal_shape([logp_BT, old_logp_BT, is_action_BT, segment_BT])
-    # Comparisons and sums rather than a one-hot matmul, which would run in reduced precision on TPU and A100.
+    # No one-hot matmul: it would run in reduced precision on TPU and A100.
     is_member_BTI = segment_BT[:, :, None] == jnp.arange(1, num_segments + 1)[None, None, :]
     is_member_BTI = is_member_BTI & is_action_BT.astype(bool)[:, :, None]
     token_BTI = log_ratio_BT(logp_BT, old_logp_BT)[:, :, None]
@@ -63,9 +61,8 @@ def clipped_loss_BT(
 ) -> tuple[jax.Array, jax.Array]:
     """Clipped surrogate -min(c A, clip(c, 1 - clip_low, 1 + clip_high) A) from log c (arXiv 1707.06347, eq. 7).
 
-    Returns loss_BT float32 and is_clipped_BT bool, set where the clipped term is the smaller one and so no gradient
-    flows. clip_high > clip_low is the clip-higher of DAPO (arXiv 2503.14476). log c is clamped to +-20 against
-    overflow; beyond it there is no gradient.
+    is_clipped_BT: no gradient flows. clip_high > clip_low is DAPO's clip-higher (arXiv 2503.14476). log c is clamped to
+    +-20 against overflow, without gradient beyond.
     """
     chex.assert_rank([ratio_log_BT, adv_BT], 2)
     chex.assert_equal_shape([ratio_log_BT, adv_BT])
@@ -74,7 +71,7 @@ def clipped_loss_BT(
     loss_BT = -ratio_BT * adv_BT
     limited_BT = -jnp.clip(ratio_BT, 1.0 - clip_low, 1.0 + clip_high) * adv_BT
     is_clipped_BT = limited_BT > loss_BT
-    # where instead of maximum: at a tie, such as c = 1, the whole gradient is that of the unclipped term.
+    # where, not maximum: at a tie, such as c = 1, the unclipped term gets the whole gradient.
     return jnp.where(is_clipped_BT, limited_BT, loss_BT), is_clipped_BT
 
 
@@ -82,8 +79,8 @@ def kl_BT(logp_BT: jax.Array, ref_logp_BT: jax.Array, kind: str) -> jax.Array:
     """Estimates of KL(policy || reference) from sampled tokens, float32 [B, T], with d = ref_logp - logp.
 
     "k1" = -d: as a loss its gradient is 0 on average, so it only watches. "k2" = d^2 / 2 (mse). "k3" = exp(d) - d - 1
-    (low_var, GRPO's choice, arXiv 2402.03300, eq. 4), with d held at or below 20 against overflow; above it there is
-    no gradient. No gradient flows into ref_logp. ValueError on another kind.
+    (low_var, GRPO's choice, arXiv 2402.03300, eq. 4), with d held at or below 20 against overflow, without gradient
+    above. No gradient flows into ref_logp. Raises ValueError: another kind.
     """
     chex.assert_rank([logp_BT, ref_logp_BT], 2)
     chex.assert_equal_shape([logp_BT, ref_logp_BT])
@@ -94,17 +91,15 @@ def kl_BT(logp_BT: jax.Array, ref_logp_BT: jax.Array, kind: str) -> jax.Array:
         return -difference_BT
     if kind == "k2":
         return 0.5 * jnp.square(difference_BT)
-    # Held as a whole, not in the exponent alone: the bare -d that would remain pushes logp further from the reference.
+    # Held as a whole: with the exponent alone held, the bare -d would push logp further from the reference.
     difference_BT = jnp.minimum(difference_BT, MAX_EXPONENT)
     # expm1 keeps the digits that exp(d) - 1 loses where the policies almost agree.
     return jnp.expm1(difference_BT) - difference_BT
 
 
 def truncated_importance_BT(old_logp_BT: jax.Array, sampler_logp_BT: jax.Array, cap: float) -> jax.Array:
-    """Truncated importance weights min(exp(old_logp - sampler_logp), cap) of the trainer against the sampler.
-
-    float32 [B, T], without gradient; they multiply the token losses.
-    """
+    """min(exp(old_logp - sampler_logp), cap), float32 [B, T], without gradient: truncated importance weights of the
+    trainer against the sampler, which multiply the token losses."""
     chex.assert_rank([old_logp_BT, sampler_logp_BT], 2)
     chex.assert_equal_shape([old_logp_BT, sampler_logp_BT])
     weight_BT = jnp.minimum(jnp.exp(log_ratio_BT(old_logp_BT, sampler_logp_BT)), cap)
@@ -116,13 +111,13 @@ def token_weights_BT(is_action_BT: np.ndarray, kind: str, max_length: int) -> np
 
     Args:
         is_action_BT: bool, one whole sequence a row; all rows of one update.
-        kind: "token_mean" 1 / tokens of all rows (DAPO, arXiv 2503.14476; Tango's published code); "seq_mean"
-            1 / (sequences * own tokens) (GRPO and Tango's equation); "seq_sum_norm" 1 / (sequences * max_length)
-            (Dr. GRPO, arXiv 2503.20783).
+        kind: "token_mean" 1 / tokens of all rows (DAPO, arXiv 2503.14476; Tango's published code);
+              "seq_mean" 1 / (sequences * own tokens) (GRPO and Tango's equation);
+              "seq_sum_norm" 1 / (sequences * max_length) (Dr. GRPO, arXiv 2503.20783).
         max_length: longest response allowed, in tokens; read by seq_sum_norm alone.
 
-    A sequence without an action token (masked for its length, or a row that only fills the batch) has weight 0 and
-    does not count in the denominators. ValueError on another kind or a max_length below 1.
+    A sequence without an action token (masked for its length, or padding of the batch) has weight 0 and does not count
+    in the denominators. Raises ValueError: another kind, or a max_length below 1.
     """
     chex.assert_rank(is_action_BT, 2)
     if kind not in WEIGHT_KINDS:

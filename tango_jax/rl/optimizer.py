@@ -1,4 +1,4 @@
-"""The optimizer of either role: AdamW with global-norm clipping, from its config."""
+"""AdamW with global-norm clipping."""
 
 from typing import Any, NamedTuple
 
@@ -8,13 +8,13 @@ import optax
 from ml_collections import ConfigDict
 
 ADAPTERS_LR = 10  # times that of all parameters
-# Decay of AdamW's moments. With an EPS of 0, a parameter that never had a gradient would become 0 / 0.
+# With an EPS of 0, a parameter that never had a gradient would become 0 / 0.
 B1, B2, EPS = 0.9, 0.999, 1e-8
 SCHEDULES = ("constant", "cosine")
 
 
 def learning_rate(lr: float, warmup_steps: int, cosine_to: int = 0) -> optax.Schedule:
-    """Linear warm-up over `warmup_steps`, then constant, or a cosine down to zero at step `cosine_to`."""
+    """Linear warm-up, then constant, or a cosine down to zero at step `cosine_to`."""
     if cosine_to:
         # Stage 1 may be shorter than its warm-up; optax requires at least one step of decay.
         return optax.warmup_cosine_decay_schedule(0.0, lr, warmup_steps, max(cosine_to, warmup_steps + 1))
@@ -30,7 +30,7 @@ class RoleCounts(NamedTuple):
 
 
 def scale_by_learning_rate_of(role: str, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """`optax.scale_by_learning_rate` for one policy that has both roles: the schedule counts the updates of `role`."""
+    """`optax.scale_by_learning_rate` for one policy with both roles: the schedule counts the updates of `role`."""
 
     def update(updates: Any, counts: RoleCounts, params: Any = None) -> tuple[Any, RoleCounts]:
         count = getattr(counts, role)
@@ -44,12 +44,8 @@ def scale_by_learning_rate_of(role: str, schedule: optax.Schedule) -> optax.Grad
 def make_optimizer(
     config: ConfigDict, are_adapters: bool = False, shared_by: str = "", cosine_to: int = 0, b2: float = B2
 ) -> optax.GradientTransformation:
-    """Clip to `clip_norm`, then AdamW. Moments are float32, like the parameters they belong to.
-
-    Adapters have a learning rate of their own and no weight decay. Where one policy has both roles, `shared_by` is the
-    role whose settings these are: its schedule counts its updates alone, as if there were two policies, and the moments
-    are those of all updates.
-    """
+    """Clip to `clip_norm`, then AdamW. Adapters have no weight decay. Where one policy has both roles, the schedule
+    counts the updates of `shared_by` alone; the moments are of all updates."""
     lr = (config.lora_lr or ADAPTERS_LR * config.lr) if are_adapters else config.lr
     schedule = learning_rate(lr, config.warmup_steps, cosine_to)
     scale = scale_by_learning_rate_of(shared_by, schedule) if shared_by else optax.scale_by_learning_rate(schedule)

@@ -1,15 +1,11 @@
-"""Reward functions of users: the records of one response in, a number out.
-
-The setting `generator.reward` or `verifier.reward` names a function, as FILE.py:name or package.module:name:
+"""User rewards. `generator.reward` or `verifier.reward` names a function, as FILE.py:name or package.module:name:
 
     generator.reward    name(solution) -> float
     verifier.reward     name(verification, solution) -> float
 
-`solution` is a `records.Solution`: problem, text, steps, `is_correct` (the grade), `format_score` and so on;
-`verification` is a `records.Verification` of it. The number is added to the role's usual reward. With
-rl.outcome_weight=0 and rl.format_weight=0 it takes the place of the generator's.
-
-The function is called once for every response, and tried on made-up ones before a run begins (method/rehearsal.py).
+The arguments are a `records.Solution` and a `records.Verification`. The number is added to the role's usual reward;
+rl.outcome_weight=0 and rl.format_weight=0 switch the generator's off. The function is called once per response, and
+tried on made-up ones before a run begins (method/rehearsal.py).
 """
 
 import dataclasses
@@ -32,14 +28,11 @@ SHOWN_CHARACTERS = 60  # of a response, in an error
 
 @dataclasses.dataclass(frozen=True)
 class OwnReward:
-    """The function of one role."""
-
     role: str
     function: UserFunction
 
     def of(self, response: Solution | Verification, parent: Problem | Solution) -> float:
-        """The reward of one response to `parent`. Raises ValueError after an error, a time limit, or a value that is
-        not one finite number."""
+        """Raises ValueError after an error, a time limit, or a value that is not one finite number."""
         args = (response,) if self.role == "generator" else (response, parent)
         shown = cut(repr(response.text), SHOWN_CHARACTERS)
         about = f"for the response {shown} to problem {cut(repr(problem_of(parent).id))}"
@@ -51,7 +44,7 @@ class OwnReward:
         return number
 
     def of_all(self, responses: Responses) -> np.ndarray:
-        """The reward of every response, float32 [B]. All processes must call this, and all raise as `of`."""
+        """float32 [B]. All processes must call this, and all raise as `of`."""
         pairs, values, mistake = list(zip(responses.records, responses.owners, strict=True)), [], ""
         try:
             values = [self.of(response, parent) for response, parent in hosts.own_part(pairs)]
@@ -62,12 +55,11 @@ class OwnReward:
 
     @property
     def shown(self) -> str:
-        """What the report calls it."""
         return f"own reward ({PurePath(self.function.name).name})"
 
 
 def load_own_rewards(config: ConfigDict) -> dict[str, OwnReward]:
-    """The functions that the configuration names, by role. Raises ValueError if one cannot be loaded."""
+    """By role. Raises ValueError if one cannot be loaded."""
     rewards, mistakes = {}, Mistakes()
     for role, parameters in PARAMETERS.items():
         if not config[role].reward:

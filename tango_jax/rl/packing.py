@@ -1,7 +1,7 @@
 """Packing: whole sequences (prompt + response, with their per-token numbers) into rows of fixed length.
 
-Several sequences share a row, told apart by segment ids. Where prompts are shared, a row holds responses of one prompt,
-which is computed once for all rows. How sequences are packed changes no result: weights are fixed before.
+Segment ids tell the sequences of a row apart. Where prompts are shared, a row holds responses to one prompt, which is
+computed once for all rows. Packing changes no result: weights are fixed before.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ MicroBatchRows = list[tuple[int, list["TrainSequence"]]]  # (number of the promp
 
 @dataclasses.dataclass(frozen=True)
 class TrainSequence:
-    """One sequence to train on; the float arrays run over the response's tokens."""
+    """The float arrays run over the response's tokens."""
 
     prompt: Sequence[int]
     response: np.ndarray  # int32[T]
@@ -40,7 +40,7 @@ class TrainSequence:
 
 @dataclasses.dataclass(frozen=True)
 class PackShape:
-    """Static sizes of a Batch; together with the number of sequences they fix its shape."""
+    """Static sizes of a Batch; with the number of sequences they fix its shape."""
 
     row_length: int  # T
     rows: int  # R, of a micro-batch
@@ -49,7 +49,7 @@ class PackShape:
 
 
 class BatchShape(NamedTuple):
-    """Sizes of the axes of a Batch, on the shards of one process."""
+    """On the shards of one process."""
 
     N: int  # micro-batches
     Z: int  # shards
@@ -60,7 +60,6 @@ class BatchShape(NamedTuple):
 
 
 def pack_shape(role_config: ConfigDict) -> PackShape:
-    """Shape of the reinforcement-learning batches of a role."""
     return PackShape(
         row_length=role_config.pack_length or role_config.max_response + 1,
         rows=role_config.rows_per_micro_batch,
@@ -70,7 +69,7 @@ def pack_shape(role_config: ConfigDict) -> PackShape:
 
 
 def sft_pack_shape(role_config: ConfigDict) -> PackShape:
-    """Shape of the stage-1 batches of a role, where every prompt has one response."""
+    """Every prompt has one response."""
     length = role_config.sft.pack_length or role_config.max_prompt + role_config.max_response
     return PackShape(length, role_config.sft.rows_per_micro_batch)
 
@@ -87,7 +86,7 @@ def pack_minibatch(
     config: ConfigDict, placement: Placement, number: int, learner: Responses, adv_BT: np.ndarray,
     is_action_BT: np.ndarray,
 ) -> Batch:
-    """Minibatch `number` of a role's responses, on its devices: every n-th group, and this process's rows of it."""
+    """Minibatch `number`: every n-th group, and this process's rows of it, on its devices."""
     loss, rollout, group_size = config.loss, learner.rollout, learner.group_size
     is_chosen_B = np.zeros(len(learner), bool)
     for rows in learner.groups()[number :: loss.minibatches]:
@@ -107,7 +106,7 @@ def pack_minibatch(
         if is_chosen_B[b]
     ]
     most = learner.most_prompts or len(learner.prompts)
-    # Joined responses: a process may happen to have all groups of one minibatch, since their sizes differ.
+    # Groups of joined responses differ in size: one process may have a whole minibatch.
     parts = 1 if learner.is_joined else loss.minibatches
     max_prompts = prompts_per_minibatch(most, jax.process_count(), parts)
     shape = pack_shape(config)
@@ -122,7 +121,6 @@ def prompts_per_minibatch(num_prompts: int, num_processes: int, minibatches: int
 
 def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     """First-fit decreasing: indices of the sequences of each row. Deterministic; ties keep their order."""
-    # The longest first, so that short ones fill what is left of their rows.
     rows, room = [], []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = lengths[index]
@@ -140,11 +138,8 @@ def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
 def split_over_shards(
     sequences: Sequence[TrainSequence], is_shared: bool, num_shards: int, group_size: int = 1
 ) -> list[list[TrainSequence]]:
-    """Sequences for each shard, in their order: about as many sequences and tokens for each.
-
-    Where prompts are shared, up to `group_size` sequences of one prompt stay together; with more, one shard could get
-    more than its arrays hold.
-    """
+    """About as many sequences and tokens for each shard. Up to `group_size` sequences of a shared prompt stay together;
+    with more, a shard could get more than its arrays hold."""
     groups, seen = {}, Counter()
     for index, sequence in enumerate(sequences):
         prompt = tuple(sequence.prompt) if is_shared else index
@@ -156,13 +151,13 @@ def split_over_shards(
     shards, members_of = [[] for _ in range(num_shards)], list(groups.values())
     for place, group in enumerate(heaviest_first):
         lap, shard = divmod(place, num_shards)
-        # Back and forth: the shard that gets the heaviest group of one lap gets the lightest of the next.
+        # Back and forth: the shard with the heaviest group of one lap gets the lightest of the next.
         shards[shard if lap % 2 == 0 else num_shards - 1 - shard] += members_of[group]
     return [[sequences[i] for i in sorted(members)] for members in shards]
 
 
 def _micro_batches(sequences: Sequence[TrainSequence], shape: PackShape) -> list[MicroBatchRows]:
-    """A shard's sequences in rows, and these in micro-batches of at most R rows and Q shared prompts."""
+    """Rows in micro-batches of at most R rows and Q shared prompts."""
     groups = {}
     for sequence in sequences:
         groups.setdefault(tuple(sequence.prompt) if shape.prompts else (), []).append(sequence)
@@ -187,15 +182,12 @@ def pack(
     max_prompts: int = 0,
     num_shards: int = 1,
 ) -> Batch:
-    """This process's part of a Batch, with `num_shards` shards; all processes must call it. A prompt has at most
-    max_sequences / max_prompts responses.
-
-    The shape does not depend on how well the batch packs. Only `num_micro` micro-batches are computed.
-    """
+    """This process's part of a Batch; all processes must call it. A prompt has at most max_sequences / max_prompts
+    responses. The shape does not depend on how well the batch packs."""
     assert len(sequences) <= max_sequences, (len(sequences), max_sequences)
     shards = assign_micro_batches(sequences, shape, max_sequences, max_prompts, num_shards)
     longest = max((len(sequence.prompt) for sequence in sequences), default=1)
-    # Of all processes: they run one program.
+    # Over all processes: they run one program.
     longest, num_micro = hosts.max_over_processes(longest, max(map(len, shards)))
     batch = empty_batch(batch_shape(shape, max_sequences, max_prompts, num_shards, longest)).replace(
         num_micro=np.int32(num_micro)
@@ -211,7 +203,6 @@ def pack(
 def assign_micro_batches(
     sequences: Sequence[TrainSequence], shape: PackShape, max_sequences: int, max_prompts: int, num_shards: int
 ) -> list[list[MicroBatchRows]]:
-    """The micro-batches of each shard, as `pack` fills them."""
     is_shared = shape.prompts > 0
     group_size = math.ceil(max_sequences / max_prompts) if is_shared else 1
     return [_micro_batches(own, shape) for own in split_over_shards(sequences, is_shared, num_shards, group_size)]
@@ -234,7 +225,6 @@ def batch_shape(
 
 
 def empty_batch(shape: BatchShape) -> Batch:
-    """A batch of this shape on the host, without a single token."""
     N, Z, Q, X, R, T = shape
     return Batch(
         prefix_token_NZQX=np.full((N, Z, Q, X), PAD_ID, np.int32),

@@ -1,4 +1,4 @@
-"""One policy: all that generator and verifier have in common. They differ in config, prompt and reward only."""
+"""One policy. Generator and verifier differ only in config, prompt and reward."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ from tango_jax.weights.workdir import start_source
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The jitted functions of one role (init, sample, score, update) with what they were built from."""
+    """The jitted functions of one role, and what they were built from."""
 
     role: str  # generator or verifier
     config: ConfigDict  # the role's part of the config
@@ -53,60 +53,55 @@ class Policy:
     is_shared: bool = False  # one policy in both roles
 
     def abstract_state(self) -> TrainState:
-        """Shapes and shardings of a state without base, as it is saved; there are no arrays."""
+        """Shapes and shardings of a state as it is saved, without base."""
         return with_shardings(jax.eval_shape(self.init, np.zeros((2,), np.uint32)), self.shardings)
 
     def abstract_weights(self) -> dict:
-        """The same of what forward passes take."""
+        """Shapes and shardings of what forward passes take."""
         weights = jax.eval_shape(lambda: init_weights(self.model_config, jax.random.key(0)))
         return with_shardings(weights, param_shardings(self.placement.train, weights))
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles whose state its updates change: with `verifier.adapter=generator`, both."""
+        """The roles whose state its updates change: both with `verifier.adapter=generator`."""
         return ROLES if self.is_shared else (self.role,)
 
     @property
     def trains_adapters(self) -> bool:
-        """Whether stage 1 trains adapters alone."""
         return self.model_config.lora is not None and not self.config.sft.full
 
     @property
     def full_model(self) -> ModelConfig:
-        """The model of a stage 1 that trains all parameters."""
         return dataclasses.replace(self.model_config, lora=None, param_dtype=self.config.model.param_dtype)
 
     def abstract_full_params(self) -> dict:
-        """Shapes and shardings of all of its parameters, without arrays."""
         params = jax.eval_shape(lambda: init_params(self.full_model, jax.random.key(0)))
         return with_shardings(params, self.full_shardings)
 
     @property
     def full_shardings(self) -> dict:
-        """Shardings of all parameters without adapters."""
         params = jax.eval_shape(lambda: init_params(self.full_model, jax.random.key(0)))
         return param_shardings(self.placement.train, params)
 
     def offloaded(self, state: TrainState) -> TrainState:
-        """The state between updates: with `mesh.offload`, its moments in host memory."""
+        """With `mesh.offload`, moments move to host memory between updates."""
         return state.replace(opt_state=offload(state.opt_state)) if self.config.mesh.offload else state
 
     def fetched(self, state: TrainState) -> TrainState:
-        """The state as an update takes it."""
         if not self.config.mesh.offload:
             return state
         return state.replace(opt_state=fetch(state.opt_state, self.shardings.opt_state))
 
     def reference_fn(self, weights: dict) -> Callable[[], dict]:
-        """() -> these weights of a reference policy, on the devices. With `mesh.offload`, they are in host memory
-        between two calls, all but a base, which the policy itself needs as well."""
+        """() -> weights of a reference policy, on the devices. With `mesh.offload` they stay in host memory between
+        calls, except a base, which the policy needs too."""
         params, base = split(weights)
         kept = offload(params) if self.config.mesh.offload else params
         return lambda: with_base(base, fetch(kept, self.shardings.params))
 
     def updated(self, state: TrainState, batches: Sequence[Batch]) -> tuple[TrainState, list[dict]]:
-        """The state after `loss.epochs` passes over the batches, and the metrics of every update, still on the devices:
-        reading one would wait for its update."""
+        """After `loss.epochs` passes. The metrics of every update stay on the devices: reading one would wait for its
+        update."""
         state, base, updates = self.fetched(state).replace(base={}), state.base, []
         for _ in range(self.config.loss.epochs):
             for batch in batches:
@@ -117,8 +112,7 @@ class Policy:
     def with_scores(
         self, batch: Batch, weights: dict, reference_fn: Callable | None, score_fn: Callable | None = None
     ) -> Batch:
-        """The batch with the log-probs that the loss needs: of the reference, if it has a KL term, and of the policy
-        before any update. `score_fn` takes the place of `score`."""
+        """Add log-probs of the reference, for a KL term, and of the policy before any update."""
         score_fn = score_fn or self.score
         if self.config.loss.kl_coef > 0:
             batch = batch.replace(ref_logp_NZRT=score_fn(reference_fn(), batch))
@@ -139,14 +133,8 @@ def make_policy(
     num_local: int | None = None,
     is_shared: bool = False,
 ) -> Policy:
-    """Build a policy of the `role` ("generator" or "verifier") from that role's config and what it starts from.
-
-    `devices`: those of the job, by default all that there are; the first `num_local` of them are this process's. With
-    `is_shared`, its state is that of both roles.
-
-    Raises:
-        ValueError: lengths, mesh, model and devices do not fit each other.
-    """
+    """`devices`: all of the job; the first `num_local` are this process's. `is_shared`: its state serves both roles.
+    Raises ValueError: lengths, mesh, model and devices do not fit each other."""
     model, tokenizer = source.model_config, source.tokenizer
     total = config.max_prompt + config.max_response
     if total > model.max_position:
@@ -195,7 +183,7 @@ def make_policy(
 
 
 def sampler_sizes(config: ConfigDict) -> SamplerConfig:
-    """The sizes that a role samples in, before its row buckets are rounded up to what the devices share."""
+    """Before row buckets are rounded up to what the devices share."""
     return SamplerConfig(
         prompt_buckets=(*config.prompt_buckets, config.max_prompt),
         cache_buckets=(*config.cache_buckets, config.max_response),
@@ -205,14 +193,14 @@ def sampler_sizes(config: ConfigDict) -> SamplerConfig:
 
 
 def make_policies(config: ConfigDict, is_shared: bool) -> dict[str, Policy]:
-    """Both policies; with `is_shared`, one policy has both roles. They do not depend on the seed, nor on the arm beside
-    that: runs that differ in those alone can share them, and with them everything that is compiled."""
+    """With `is_shared`, one has both roles. Runs that differ in seed or arm can share them, and all that is
+    compiled."""
     sources = {role: start_source(config, role, is_one_policy=is_shared) for role in ROLES}
     return {role: make_policy(role, config[role], sources[role], is_shared=is_shared) for role in ROLES}
 
 
 def loss_config(role: str, config: ConfigDict) -> LossConfig:
-    """The settings of the loss, out of a role's. Raises ValueError, see `load_loss_term`."""
+    """Raises ValueError as `load_loss_term`."""
     loss = config.loss
     return LossConfig(
         temperature=config.temperature,

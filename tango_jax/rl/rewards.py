@@ -1,7 +1,4 @@
-"""Equations of the rewards (arXiv 2505.15034): what was graded and judged in, numbers out; NumPy on the host.
-
-Rows are B = P prompts x M samples, prompt-major; T is the token axis of a response.
-"""
+"""Equations of the rewards (arXiv 2505.15034), NumPy. Rows are B = P prompts x M samples, prompt-major."""
 
 from collections.abc import Sequence
 
@@ -15,10 +12,7 @@ STEP_FORMULA = "±1 / K, K = {num_steps}"  # of a step's reward, as the report s
 def generator_outcome_reward_B(
     is_correct_B: np.ndarray, format_B: np.ndarray, outcome_weight: float, format_weight: float
 ) -> np.ndarray:
-    """Generator reward, outcome_weight * graded outcome + format_weight * format score (arXiv 2505.15034).
-
-    is_correct_B bool, format_B in [0, 1]; returns reward_B float32. The outcome is the grader's, not the verifier's.
-    """
+    """outcome_weight * graded outcome + format_weight * format score in [0, 1] (arXiv 2505.15034), float32 [B]."""
     chex.assert_rank([is_correct_B, format_B], 1)
     chex.assert_equal_shape([is_correct_B, format_B])
     reward_B = outcome_weight * is_correct_B.astype(np.float64) + format_weight * format_B.astype(np.float64)
@@ -28,10 +22,9 @@ def generator_outcome_reward_B(
 def verifier_reward_B(
     verdicts: Sequence[str], is_correct_B: np.ndarray, format_B: np.ndarray, gamma: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Verifier reward, correctness + gamma * format score (arXiv 2505.15034).
+    """Correctness + gamma * format score (arXiv 2505.15034). Returns reward_B and correctness_B, float32.
 
-    Returns reward_B and correctness_B, float32. Correctness is 1 where the verdict equals the graded outcome
-    `is_correct_B` of the solution; an INVALID verdict earns 0.
+    Correctness is 1 where the verdict equals the graded outcome of the solution; an INVALID verdict earns 0.
     """
     chex.assert_rank([is_correct_B, format_B], 1)
     chex.assert_shape([is_correct_B, format_B], (len(verdicts),))
@@ -50,13 +43,10 @@ def step_reward_BT(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Step rewards y_k / n at the end token of each step, y = +1 approved, -1 rejected (arXiv 2505.15034).
 
-    Args:
-        judgements: B entries, the verifier's judgement of each step; None for a misaligned verification.
-        step_ends: B entries, the token index that ends each of the row's n steps; -1 where it is unknown.
-
-    Returns:
-        reward_BT float32 and is_step_end_BT bool. A row has no step element at all if its judgements are missing, hold
-        a None or do not number n, or if a step end lies outside [0, T): another n would change the row's scale.
+    `judgements`: B entries, None for a misaligned verification. `step_ends`: token index of each step's end, -1 if
+    unknown. Returns reward_BT float32 and is_step_end_BT bool. A row has no step element at all if judgements are
+    missing, hold a None or do not number n, or if a step end lies outside [0, T): another n would change the row's
+    scale.
     """
     assert len(judgements) == len(step_ends), f"{len(judgements)} judgements for {len(step_ends)} rows of step ends"
     assert num_tokens >= 0, f"num_tokens is {num_tokens}"
@@ -69,8 +59,8 @@ def step_reward_BT(
         if any(end < 0 or end >= num_tokens for end in ends):
             continue
         for label, end in zip(labels, ends, strict=True):
-            # Divided by n, so that a solution's step rewards add up to at most 1, and more steps do not earn more.
-            # Added, because one long token may close two steps.
+            # Divided by n: a solution's step rewards add up to at most 1, and more steps do not earn more. Added: one
+            # long token may close two steps.
             reward_BT[row, end] += (1.0 if label else -1.0) / num_steps
             is_step_end_BT[row, end] = True
     return reward_BT.astype(np.float32), is_step_end_BT

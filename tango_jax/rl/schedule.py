@@ -1,4 +1,4 @@
-"""Which role is trained in each turn, and the weight of step rewards: pure functions of a turn's index."""
+"""Which role is trained in each turn, and the weight of step rewards."""
 
 import math
 from dataclasses import dataclass
@@ -14,11 +14,10 @@ def alpha_at(
     """Weight of the step advantage at a generator step (arXiv 2505.15034).
 
     Args:
-        step: generator steps made after the warm-up, from 0; held at total_steps when it runs past them.
-        initial: a0, the value at step 0.
-        final: a_min, the value at total_steps.
+        step: generator steps after the warm-up, from 0, held at total_steps.
+        initial, final: a0 at step 0, and a_min at total_steps.
         kind: "exponential" a0 * (a_min / a0)^(step / total_steps), both above 0; "linear"; "cosine" (half a period);
-            "none" stays at a0; "signal" a_min + (a0 - a_min) u.
+              "none" stays at a0; "signal" a_min + (a0 - a_min) u.
         share_of_one_outcome: u, the share of this batch's groups whose answers are all right or all wrong, in [0, 1].
     """
     assert kind in ALPHA_KINDS and step >= 0, (kind, step)
@@ -35,14 +34,11 @@ def alpha_at(
 
 
 def alpha_of(step: int, rl: ConfigDict, share_of_one_outcome: float) -> float:
-    """`alpha_at` with the settings `rl.*`."""
     return alpha_at(step, rl.generator_steps, rl.alpha_initial, rl.alpha_final, rl.alpha_schedule, share_of_one_outcome)
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a turn in the schedule."""
-
     index: int  # turns before it in the run
     role: str  # the one that is trained, generator or verifier
     phase: str  # warmup, generator or verifier
@@ -50,17 +46,14 @@ class Place:
 
     @property
     def role_step(self) -> int:
-        """Turns of this role before this one in the schedule."""
+        """Turns of this role before this one."""
         return self.generator_step if self.role == "generator" else self.index - self.generator_step
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Warm-up turns of the verifier, then cycles of generator turns and verifier turns (arXiv 2505.15034).
-
-    The run ends with its last generator turn, or after the verifier turns that follow it when it completes a cycle.
-    Turns of a role that is not trained are skipped.
-    """
+    """Warm-up turns of the verifier, then cycles of generator turns and verifier turns (arXiv 2505.15034). The run ends
+    with its last generator turn, or the verifier turns that complete its cycle."""
 
     warmup_turns: int
     generator_turns_per_cycle: int
@@ -75,12 +68,11 @@ class Schedule:
 
     @property
     def num_warmup(self) -> int:
-        """Warm-up turns that take place."""
         return self.warmup_turns if self.train_verifier else 0
 
     @property
     def cycle(self) -> tuple[int, int]:
-        """Generator and verifier turns of one cycle that take place."""
+        """Generator and verifier turns of a cycle."""
         return (
             self.generator_turns_per_cycle if self.train_generator else 0,
             self.verifier_turns_per_cycle if self.train_verifier else 0,
@@ -88,17 +80,15 @@ class Schedule:
 
     @property
     def num_turns(self) -> int:
-        """Turns of the whole run."""
         full_cycles, rest = divmod(self.generator_turns, self.generator_turns_per_cycle)
         return self.num_warmup + full_cycles * sum(self.cycle) + (rest if self.train_generator else 0)
 
     def turns(self) -> tuple[Place, ...]:
-        """Every turn of the run, in order."""
         return tuple(turn_at(self, index) for index in range(self.num_turns))
 
 
 def turn_at(schedule: Schedule, index: int) -> Place:
-    """The turn at a place in the run. Raises ValueError where the run is over."""
+    """Raises ValueError where the run is over."""
     if not 0 <= index < schedule.num_turns:
         raise ValueError(f"turn {index} lies outside the schedule of {schedule.num_turns} turns: raise its step counts")
     if index < schedule.num_warmup:
@@ -122,7 +112,7 @@ def generator_steps_after(schedule: Schedule, index: int) -> int:
 
 
 def is_evaluation_due(config: ConfigDict, schedule: Schedule, index: int) -> bool:
-    """At the end of the warm-up, whenever another `eval.every` generator steps are done, and at the end."""
+    """After the warm-up, after every `eval.every` generator steps, and at the end."""
     is_last = index + 1 == schedule.num_turns
     if is_last or (turn_at(schedule, index).phase == "warmup" and turn_at(schedule, index + 1).phase != "warmup"):
         return True
@@ -131,5 +121,5 @@ def is_evaluation_due(config: ConfigDict, schedule: Schedule, index: int) -> boo
 
 
 def evaluations_before(config: ConfigDict, schedule: Schedule, turns_done: int) -> int:
-    """The number of evaluations before the one that follows `turns_done` turns; the first is before the first turn."""
+    """Evaluations before the one that follows `turns_done` turns; the first is before the first turn."""
     return sum(is_evaluation_due(config, schedule, index) for index in range(turns_done - 1)) + (turns_done > 0)

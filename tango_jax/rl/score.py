@@ -1,5 +1,4 @@
-"""Log-probabilities of given tokens: the trainer's view of a packed batch. Used by the update, and alone for the
-reference policy and for old log-probs when one batch gets several updates."""
+"""Log-probabilities of given tokens, by the trainer on a packed batch."""
 
 import functools
 from collections.abc import Callable
@@ -19,14 +18,14 @@ from tango_jax.sharding.placement import BATCH_AXES
 
 
 def micro_batch(batch: Batch, index: jax.Array | int) -> Batch:
-    """Micro-batch number `index`: every field without its leading N axis."""
+    """Every field without its leading N axis."""
     return jax.tree.map(
         lambda leaf: lax.dynamic_index_in_dim(leaf, index, keepdims=False) if leaf.ndim else leaf, batch
     )
 
 
 def hidden_states(model_config: ModelConfig, params: dict, micro: Batch, mesh: Mesh | None = None) -> jax.Array:
-    """Hidden states of the packed rows, [Z, R, T, D]; shared prompts are computed once beside them."""
+    """[Z, R, T, D]; shared prompts are computed once."""
     Z, R, T = micro.token_NZRT.shape
     Q, X = micro.prefix_token_NZQX.shape[1:]
     attention = attention_of(model_config)
@@ -37,8 +36,8 @@ def hidden_states(model_config: ModelConfig, params: dict, micro: Batch, mesh: M
         attend_fn = make_packed_attention(segment_BT, attention, model_config.windows)
         x_BTD = transformer.forward(model_config, params, token_BT, position_BT, attend_fn, mesh)
         return x_BTD.reshape(Z, R, T, -1)
-    # A shard's prompts and rows stand in one long row, [Z, Q*X + R*T]: whatever acts token by token is then one matmul
-    # over all of them, and attention alone takes them apart again.
+    # A shard's prompts and rows stand in one long row, [Z, Q*X + R*T]: token-wise work is one matmul, and attention
+    # alone takes them apart.
     token_ZY = jnp.concatenate([micro.prefix_token_NZQX.reshape(Z, -1), micro.token_NZRT.reshape(Z, -1)], axis=1)
     prefix_position = jnp.broadcast_to(jnp.arange(X)[None, None], (Z, Q, X)).reshape(Z, -1)
     position_ZY = jnp.concatenate([prefix_position, micro.position_NZRT.reshape(Z, -1)], axis=1)
@@ -57,32 +56,31 @@ def token_logps(
     chunk: int,
     mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of every token given those before it, and the entropy of the distribution it came from.
+    """Log-prob of every token, and the entropy of its distribution; float32[B, T] each, B = Z x R.
 
-    Returns float32[B, T] twice, B = Z x R; `logp_BT[:, t]` scores token t (column 0 is 0). With `chunk` > 0 the
-    logits of that many tokens of a shard exist at a time and are recomputed in the backward pass, so memory does not
-    grow with T x V.
+    `logp_BT[:, t]` scores token t (column 0 is 0). With `chunk` > 0 the logits of that many tokens exist at a time and
+    are recomputed in the backward pass, so memory does not grow with T x V.
     """
     x_ZRTD = hidden_states(model_config, params, micro, mesh)
     Z, R, T, D = x_ZRTD.shape
-    # Gathered to its use layout once, before the loop: inside it, every chunk would gather it again.
+    # Gathered once, before the loop: inside it, every chunk would gather it again.
     head_DV = transformer.head_matrix(model_config, params, mesh)
-    # None where the vocabulary is whole on every device, because tensor does not divide it: each then does the same.
+    # None where tensor does not divide the vocabulary: every device then does the same.
     vocabulary_mesh = mesh if head_DV.shape[1] < model_config.vocab_size else None
     # Outside the loop, so that its gradient is summed once.
     final_norm_D = collectives.copy_to_tensor(params["final_norm"], vocabulary_mesh)
 
     def score_fn(x_ZYD: jax.Array, target_ZY: jax.Array) -> tuple[jax.Array, jax.Array]:
         x_ZYD = collectives.copy_to_tensor(x_ZYD, vocabulary_mesh)
-        # Over the sampler's temperature: scored are the distributions that tokens were drawn from, and those learn.
+        # At the sampler's temperature: the distributions that tokens were drawn from are scored and trained.
         logits_ZYV = transformer.logits_from_hidden(model_config, final_norm_D, head_DV, x_ZYD) / temperature
         if vocabulary_mesh is None:
             return _score_logits(logits_ZYV, target_ZY, True, None)
         index_ZY, is_here_ZY = transformer.vocabulary_shard_index(model_config, target_ZY, vocabulary_mesh)
         return _score_logits(logits_ZYV, index_ZY, is_here_ZY, vocabulary_mesh)
 
-    # The hidden state of token t predicts token t + 1. The last one of a row gets the row's first token as its target,
-    # and `shift` drops that score.
+    # The hidden state of token t predicts token t + 1. The last one of a row gets the row's first token as its target;
+    # `shift` drops that score.
     x_ZYD = x_ZRTD.reshape(Z, R * T, D)
     target_ZY = jnp.roll(micro.token_NZRT, -1, axis=-1).reshape(Z, R * T)
     if is_chunked(R * T, chunk):
@@ -105,16 +103,16 @@ def token_logps(
 
 
 def is_chunked(num_tokens: int, chunk: int) -> bool:
-    """Whether the logits of a shard's tokens are made in chunks; the last one is padded to the size of the others."""
+    """Whether logits are made in chunks; the last one is padded to the size of the others."""
     return 0 < chunk < num_tokens
 
 
 def _score_logits(
     logits_ZYV: jax.Array, target_ZY: jax.Array, is_here_ZY: jax.Array | bool, mesh: Mesh | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of the targets and entropy, of all tokens of a shard or of one chunk. With a mesh, V is this device's
-    part of the vocabulary and `is_here` says which targets lie in it."""
-    # Written out instead of jax.nn.log_softmax, so that what crosses devices is one number per token, never logits.
+    """Log-prob of the targets, and entropy. With a mesh, V is this device's part of the vocabulary; `is_here`: targets
+    in it."""
+    # Not jax.nn.log_softmax: one number per token crosses devices, never logits.
     top_ZY = collectives.max_over_tensor(logits_ZYV.max(-1), mesh)
     total_ZY = collectives.sum_over_tensor(jnp.exp(logits_ZYV - top_ZY[..., None]).sum(-1), mesh)
     normaliser_ZY = top_ZY + jnp.log(total_ZY)
@@ -122,12 +120,12 @@ def _score_logits(
     chosen_ZY = collectives.sum_over_tensor(jnp.where(is_here_ZY, chosen_ZY, 0.0), mesh)
     probs_ZYV = jnp.exp(logits_ZYV - normaliser_ZY[..., None])
     mean_logit_ZY = collectives.sum_over_tensor(jnp.sum(probs_ZYV * logits_ZYV, axis=-1), mesh)
-    # The entropy -sum(p log p), with log p = logit - normaliser, without the log-probs of all tokens in an array.
+    # The entropy -sum(p log p), with log p = logit - normaliser, without an array of all log-probs.
     return chosen_ZY - normaliser_ZY, normaliser_ZY - mean_logit_ZY
 
 
 def make_score(model_config: ModelConfig, temperature: float, chunk: int, mesh: Mesh | None = None) -> Callable:
-    """Build the jitted `score(params, batch) -> logp_NZRT`; micro-batches not in use are left at 0."""
+    """Build the jitted `score(params, batch) -> logp_NZRT`; unused micro-batches stay 0."""
     out_sharding = None if mesh is None else NamedSharding(mesh, P(None, BATCH_AXES))
 
     def score_shard(params: dict, micro: Batch) -> jax.Array:

@@ -1,13 +1,12 @@
 """Forms of the step advantage that weigh the quality of steps and not their number (`ROLE.loss.step_norm`).
 
-The published form ("elements") subtracts the mean of a group once a step and then sums what is still to come, so that
-a solution pays for each of its steps. With all steps approved, four solutions of 2 steps and four of 8 get +3.95 and
--3.95 at their first token. The forms here give each solution
-one score, and compare the scores of a group.
+The published form ("elements") subtracts the mean of a group once a step and then sums what is still to come, so a
+solution pays for each of its steps. With all steps approved, four solutions of 2 steps and four of 8 get +3.95 and
+-3.95 at their first token. The forms here give each solution one score, and compare the scores of a group.
 
 Rows are B = P prompts x M samples, prompt-major; T is the token axis. y is +1 at the end of an approved step and -1 at
-that of a rejected one, n the number of steps. Steps that end in the same token count as one, rejected if one of them
-is. A row without step rewards has no score: it is not compared, and its advantage is 0.
+the end of a rejected one, n the number of steps. Steps that end in one token count as one, rejected if one of them is.
+A row without step rewards is not compared, and its advantage is 0.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,10 +25,8 @@ def solutions_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.nda
     """The share of approved steps. Each step gives (y - b) / n, and a token gets the sum of what is still to come.
 
     The first token gets s - b with s = mean of y, whatever n is. A token after j of n steps gets (sum of the y to come
-    - (n - j) b) / n: the baseline is b times the share of the steps that are left. That share depends on n, which is
-    partly decided after the token, so that only the first token's baseline is free of what follows.
-
-    A share has a weakness that the published sum has too: right steps that do no work raise it.
+    - (n - j) b) / n: its baseline depends on n, which is partly decided later, so only the first token's baseline is
+    free of what follows. As in the published sum, right steps that do no work raise the share.
     """
     value_T = np.zeros(y_T.shape, np.float64)
     value_T[ends] = (y_T[ends] - baseline) / len(ends)
@@ -37,10 +34,8 @@ def solutions_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.nda
 
 
 def minimum_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.ndarray:
-    """The worst step (after PURE, arXiv 2504.15275): a token gets the lowest y that is still to come, minus b.
-
-    Neither few nor trivial steps raise it. Tokens after the last step get 0.
-    """
+    """The worst step (after PURE, arXiv 2504.15275): a token gets the lowest y still to come, minus b; 0 after the last
+    step. Neither few nor trivial steps raise it."""
     value_T = np.zeros(y_T.shape, np.float64)
     lowest, first = np.minimum.accumulate(y_T[ends][::-1])[::-1], 0
     for end, low in zip(ends, lowest, strict=True):
@@ -50,12 +45,8 @@ def minimum_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.ndarr
 
 
 def first_error_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.ndarray:
-    """The steps before the first rejected one (after VPPO, arXiv 2601.18984).
-
-    Tokens before the first rejected step get the share of the steps that lie before it, minus b, at least 0; the step
-    itself gets -1, and later tokens 0. Without a rejected step all of them get 1 - b. What follows an error is neither
-    praised nor blamed.
-    """
+    """The steps before the first rejected one (after VPPO, arXiv 2601.18984). Tokens before it get the share of steps
+    before it, minus b, at least 0; the step itself gets -1, later tokens 0. Without a rejected step all get 1 - b."""
     value_T = np.zeros(y_T.shape, np.float64)
     rejected = np.flatnonzero(y_T[ends] < 0)
     right = int(rejected[0]) if rejected.size else len(ends)
@@ -75,7 +66,6 @@ def lowest_score(y: np.ndarray) -> float:
 
 
 def prefix_score(y: np.ndarray) -> float:
-    """The share of the steps before the first rejected one."""
     rejected = np.flatnonzero(y < 0)
     return (float(rejected[0]) if rejected.size else len(y)) / len(y)
 
@@ -90,10 +80,10 @@ FORMS: Mapping[str, tuple[Callable[[np.ndarray], float], Callable[..., np.ndarra
 
 
 def standard_baseline(scores: np.ndarray, use_std: bool) -> tuple[np.ndarray, float]:
-    """GRPO: the mean of the scores, and their deviation (ddof=1). One score alone has the mean 0 and the deviation 1.
+    """GRPO: mean and deviation (ddof=1) of the scores. One score alone has mean 0 and deviation 1.
 
-    Scores that are all equal compare nothing: their deviation is infinite, so that all advantages are exactly 0. (With
-    a deviation of 0 the later tokens of solutions with one rejected step each would get millions.)
+    Equal scores compare nothing: their deviation is infinite, so all advantages are exactly 0. (With a deviation of 0
+    the later tokens of solutions with one rejected step each would get millions.)
     """
     if len(scores) == 1:
         return np.zeros(1), 1.0 + GROUP_EPS if use_std else 1.0
@@ -117,10 +107,9 @@ def step_advantage_BT(
 ) -> np.ndarray:
     """The step advantage of a form of FORMS under an algorithm, float32 [B, T].
 
-    grpo compares the scores of a group by mean and deviation, rloo each with the mean of the others, reinforce_pp as
-    grpo does, with the whole batch as one group. `among_equals` compares right solutions with right ones and wrong
-    ones with wrong ones (after PAPO, arXiv 2603.26535, and PROGRS, arXiv 2604.02341): no step reward makes a wrong
-    solution better than a right one.
+    grpo compares a group's scores by mean and deviation, rloo each with the mean of the others, reinforce_pp like grpo
+    over the whole batch. `among_equals` compares right solutions with right ones and wrong with wrong (after PAPO,
+    arXiv 2603.26535, and PROGRS, arXiv 2604.02341): no step reward makes a wrong solution better than a right one.
     """
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
     check_groups(len(step_reward_BT), group_size)

@@ -1,7 +1,4 @@
-"""Supervised fine-tuning of a policy's model, with stage 1's own optimizer: the loss and the jitted functions.
-
-The update is that of rl/update.py, with the negative log-likelihood as its loss.
-"""
+"""Supervised fine-tuning: the update of rl/update.py with the negative log-likelihood and stage 1's optimizer."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,8 +21,6 @@ WEIGHT_DECAY, CLIP_NORM = 0.01, 1.0
 
 
 class Sft(NamedTuple):
-    """The jitted functions of stage 1 for one role."""
-
     init: Callable  # (key_data) -> TrainState
     restart: Callable  # (weights) -> TrainState
     update: Callable  # (TrainState without base, Batch, base) -> (TrainState, metrics)
@@ -34,7 +29,6 @@ class Sft(NamedTuple):
 
 
 def make_sft(policy: Policy) -> Sft:
-    """Build them from `sft` of the role's config."""
     sft, mesh = policy.config.sft, policy.placement.train
     model = policy.model_config if policy.trains_adapters else policy.full_model
     settings = sft.optimizer.copy_and_resolve_references().unlock()
@@ -47,7 +41,7 @@ def make_sft(policy: Policy) -> Sft:
 
 
 def make_nll_loss(model_config: ModelConfig, logp_chunk: int, mesh: Mesh | None = None) -> Callable:
-    """`loss_fn(params, micro) -> (loss, sums)` of supervised fine-tuning: weighted negative log-likelihood."""
+    """`loss_fn(params, micro) -> (loss, sums)`: weighted negative log-likelihood."""
 
     def loss_fn(params: dict, micro: Batch) -> tuple[jax.Array, tuple[dict, dict]]:
         # At temperature 1, whatever the role samples at: text is imitated as it is.
@@ -60,7 +54,7 @@ def make_nll_loss(model_config: ModelConfig, logp_chunk: int, mesh: Mesh | None 
 
 
 def make_loss(loss_fn: Callable) -> Callable:
-    """Build the jitted `loss(weights, batch) -> float32[]`: that of the whole batch, without an update."""
+    """Build the jitted `loss(weights, batch) -> float32[]` of the whole batch, without an update."""
 
     @jax.jit
     def loss(weights: dict, batch: Batch) -> jax.Array:

@@ -1,8 +1,6 @@
 """One optimizer step on a packed batch: gradients accumulated over micro-batches, then clipping and AdamW.
 
-The loss of a micro-batch is a sum over its tokens, each with a weight that packing.py has fixed on the host: the result
-depends neither on packing nor on the micro-batch size. The number of micro-batches is traced: the loop runs over those
-in use.
+Token weights come from packing.py: packing and micro-batch size change no result.
 """
 
 import dataclasses
@@ -30,7 +28,7 @@ MIN_NORM = 1e-30  # parameters that are all 0 have no norm to divide by
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    """Static settings of the policy loss (arXiv 2505.15034, and the options that users of GRPO know)."""
+    """Static settings of the policy loss (arXiv 2505.15034, and the usual options of GRPO)."""
 
     temperature: float
     clip_low: float
@@ -46,7 +44,7 @@ class LossConfig:
 
 
 def make_policy_loss(model_config: ModelConfig, config: LossConfig, mesh: Mesh | None = None) -> Callable:
-    """`loss_fn(params, micro) -> (loss, sums)` of reinforcement learning: clipped surrogate + KL - entropy."""
+    """`loss_fn(params, micro) -> (loss, sums)`: clipped surrogate + KL - entropy."""
 
     def loss_fn(params: dict, micro: Batch) -> tuple[jax.Array, tuple[dict, dict]]:
         logp_BT, entropy_BT = token_logps(model_config, params, micro, config.temperature, config.logp_chunk, mesh)
@@ -66,7 +64,7 @@ def make_policy_loss(model_config: ModelConfig, config: LossConfig, mesh: Mesh |
             loss_BT *= losses.truncated_importance_BT(old_BT, rows.sampler_logp_BT, config.importance_cap)
         sums = {"entropy": entropy_BT, "clip_fraction": is_clipped_BT}
         if config.kl_coef > 0:
-            # A part of the loss, as in GRPO, and not of the reward, as in PPO: normalising rewards does not rescale it.
+            # In the loss, as in GRPO, not in the reward, as in PPO: normalising rewards does not rescale it.
             kl_BT = losses.kl_BT(logp_BT, rows.ref_logp_BT, config.kl_kind)
             loss_BT += config.kl_coef * kl_BT
             sums["kl"] = kl_BT
@@ -76,7 +74,7 @@ def make_policy_loss(model_config: ModelConfig, config: LossConfig, mesh: Mesh |
             tokens = losses.LossTokens(logp_BT, old_BT, rows.sampler_logp_BT, rows.ref_logp_BT, entropy_BT, rows.adv_BT,
                                        rows.is_action_BT)  # fmt: skip
             loss_BT += jnp.where(rows.is_action_BT, config.term_fn(tokens), 0.0)
-        # Against the policy that sampled: later updates of a batch move away from it, which is no fault.
+        # Against the policy that sampled: later updates of a batch rightly move away from it.
         gap_BT = jnp.where(rows.is_action_BT, jnp.abs(old_BT - rows.sampler_logp_BT), 0.0)
         sums |= {"logprob_gap_mean": gap_BT, "logprob_gap_share": jnp.expm1(gap_BT) > GAP_TOLERANCE}
         sums = {name: jnp.sum(jnp.where(rows.is_action_BT, value, 0.0)) for name, value in sums.items()}
@@ -102,12 +100,11 @@ class TokenRows:
 def make_update(
     optimizer: optax.GradientTransformation, loss_fn: Callable, shardings: TrainState | None = None
 ) -> Callable:
-    """Build the jitted `update(state, batch, base) -> (state, metrics)`. The state is donated, and stays as `shardings`
-    say; the frozen `base` is not, and stands beside a state without one.
+    """Build the jitted `update(state, batch, base) -> (state, metrics)`. The state is donated; the frozen `base` is
+    not.
 
-    Metrics are device scalars: `loss`, `grad_norm`, `update_ratio` (norm of the update over the norm of the parameters
-    before it; not finite where the new parameters are not), `tokens`, means over action tokens and maxima from the
-    loss.
+    Metrics are device scalars: `loss`, `grad_norm`, `update_ratio` (norm of the update over the norm of the
+    parameters), `tokens`, means over action tokens and maxima from the loss.
     """
 
     def update(state: TrainState, batch: Batch, base: dict | None = None) -> tuple[TrainState, dict]:
@@ -131,7 +128,7 @@ def make_update(
         _, (sums, maxima) = jax.eval_shape(loss_of, state.params, jax.eval_shape(micro_batch, batch, 0))
         start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (state.params, sums, maxima))
         start = (pinned(start[0]), jnp.zeros(()), *start[1:])
-        # A loop with a traced end, since a scan would run over the empty rest of N, too.
+        # A loop with a traced end: a scan would also run over the empty rest of N.
         grads, loss, sums, maxima = lax.fori_loop(0, batch.num_micro, body, start)
         with jax.named_scope("update"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -147,7 +144,7 @@ def make_update(
 
 
 def _norm(tree: Any) -> jax.Array:
-    """Global norm, float32 whatever the arrays are: a square of 16 bits would lose or overflow."""
+    """float32 whatever the arrays are: a square of 16 bits would lose or overflow."""
     return optax.tree.norm(optax.tree.cast(tree, jnp.float32))
 
 

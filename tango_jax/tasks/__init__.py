@@ -1,1 +1,1 @@
-"""Tasks: take settings; return problems by index and, where available, gold step labels and text to imitate."""
+"""Tasks: problems by index and, where available, gold step labels and text to imitate."""

@@ -1,7 +1,4 @@
-"""Exact arithmetic on text: finds numbers, replaces them, and evaluates short expressions such as `(48+2)/2`.
-
-Stage of the loop: before stage 1, when SFT data is made from worked answers (`gsm8k.py`).
-"""
+"""Exact arithmetic on text, such as `(48+2)/2`, for `gsm8k.py`."""
 
 import ast
 import operator
@@ -15,12 +12,12 @@ _MAX_DECIMALS = 2  # more of them come from a division that leaves a remainder
 
 
 def numbers_in(text: str) -> list[Fraction]:
-    """Return the numbers in a text, in order; 1,000 is one number."""
+    """In order; 1,000 is one number."""
     return [_value(token) for token in _NUMBER.findall(text)]
 
 
 def replace_numbers(text: str, replacement: Mapping[Fraction, Fraction]) -> str:
-    """Replace the numbers that are keys of `replacement`; a number written with thousands separators keeps them."""
+    """Thousands separators stay."""
 
     def replace(match: re.Match) -> str:
         new = replacement.get(_value(match[0]))
@@ -30,19 +27,18 @@ def replace_numbers(text: str, replacement: Mapping[Fraction, Fraction]) -> str:
 
 
 def number_text(number: Fraction, has_commas: bool = False) -> str:
-    """The number in decimal digits, of which it must need few (see `has_short_decimals`)."""
     assert has_short_decimals(number), number
     value = int(number) if number.denominator == 1 else float(number)
     return f"{value:,}" if has_commas else str(value)
 
 
 def has_short_decimals(number: Fraction) -> bool:
-    """Whether the number is below 10^12 and its decimal expansion ends after at most two places."""
+    """Whether the number is below 10^12 and has at most two decimals."""
     return (number * 10**_MAX_DECIMALS).denominator == 1 and abs(number) < 10**12
 
 
 def value_of(expression: str) -> Fraction | None:
-    """Return the exact value of an expression of numbers, + - * / and brackets; None for any other text."""
+    """An expression has numbers, + - * / and brackets; None for any other text."""
     try:
         # Python rejects leading zeros and would read a comma as a tuple.
         plain = _NUMBER.sub(lambda match: match[0].replace(",", "").lstrip("0") or "0", expression.strip())

@@ -1,4 +1,4 @@
-"""Random numbers of the synthetic tasks: a seed and the place of an example in; its random number generator out."""
+"""Random numbers of the synthetic tasks, by seed, split and index."""
 
 import numpy as np
 
@@ -24,5 +24,5 @@ EASY_ERROR = 0.02  # error rate of the synthetic teachers on what is not hard
 
 
 def example_rng(seed: int, split: str, index: int, stream: int = 0) -> np.random.Generator:
-    """The generator of example number `index` of one of SPLITS; another `stream` has other examples."""
+    """Another `stream` gives other examples."""
     return np.random.default_rng((seed, SPLITS[split], index, stream))

@@ -1,8 +1,6 @@
-r"""Stage-1 text made from the worked answers of GSM8K.
+"""Stage-1 text of both roles from the worked answers of GSM8K, for runs without a teacher.
 
-Takes rows; returns tagged solutions and short verifications of them. Stage of the loop: SFT of both roles when there is
-no teacher. A worked answer consists of lines in which every computation is repeated for a calculator, such as `She sold
-48/2 = <<48/2=24>>24 clips.`, and of a last line `#### 72`.
+An answer repeats every computation, as in `She sold 48/2 = <<48/2=24>>24 clips.`, and ends with `#### 72`.
 """
 
 import re
@@ -20,34 +18,25 @@ _OPERATION = re.compile(r"[\d)]\s*[-+*/]")
 
 
 class VerifierExample(NamedTuple):
-    """One example for the verifier to imitate."""
-
     solution: str
     verification: str
     is_right: tuple[bool, ...]  # one per step
 
 
 class _Worked(NamedTuple):
-    """A worked answer, either correct or with an injected mistake."""
-
     lines: tuple[str, ...]  # including the calculator's marks
     answer: str
 
 
 def gsm8k_solution_text(row: dict[str, Any]) -> str:
-    r"""Return the generator's response: each line of the worked answer becomes a step without the calculator's marks.
-
-    The row must have the gsm8k format of `row_formats`. As everywhere, fewer than three lines cost format score.
-    """
     return _solution_text(_worked(row))
 
 
 def gsm8k_verifier_example(row: dict[str, Any], seed: int, index: int) -> VerifierExample:
-    """Return a solution, correct or with one wrong step, and its verification; deterministic in (row, seed, index).
+    """A solution, half the time with one wrong step, and its verification; deterministic in (row, seed, index).
 
-    Half of the solutions get one wrong result. The later steps continue with the wrong number, as a person would: they
-    follow from the steps before them and count as correct, but the final answer is wrong. The verdict is therefore
-    always the grade of the answer. A row into which no such mistake can be injected stays correct.
+    Later steps continue with the wrong number and count as correct. The final answer is wrong, so the verdict equals
+    the grade. A row into which no such mistake fits stays correct.
     """
     rng = np.random.default_rng((seed, index))
     worked, wrong_position, remarks = _worked(row), None, {}
@@ -82,13 +71,13 @@ def _remark_on(line: str, mistaken: str) -> str:
 
 
 def _result_mark(line: str) -> re.Match | None:
-    """Return the last computation of the line, or None; `<<24=24>>` is not a computation."""
+    """The last computation of the line, or None; `<<24=24>>` is none."""
     marks = [mark for mark in _MARK.finditer(line) if _OPERATION.search(mark[1])]
     return marks[-1] if marks else None
 
 
 def _with_mistake(worked: _Worked, position: int, question: str, rng: np.random.Generator) -> _Worked | None:
-    """Put a wrong result into one line and carry it through to the answer; return None if that is impossible."""
+    """Carries a wrong result through to the answer; None if that is impossible."""
     mark = _result_mark(worked.lines[position])
     value = None if mark is None else value_of(mark[2])
     if value is None or value <= 0 or value_of(mark[1]) != value:
@@ -107,7 +96,6 @@ def _with_mistake(worked: _Worked, position: int, question: str, rng: np.random.
 def _carry_on(
     worked: _Worked, position: int, value: Fraction, wrong: Fraction, known: set[Fraction]
 ) -> _Worked | None:
-    """Replace `value` from the result of line `position` onwards, and recompute everything that depends on it."""
     changed = {value: wrong}
     head, mark = worked.lines[position], _result_mark(worked.lines[position])
     rest = replace_numbers(head[mark.end() :], changed)
@@ -124,7 +112,7 @@ def _carry_on(
 
 
 def _recomputed(line: str, changed: dict[Fraction, Fraction], known: set[Fraction]) -> str | None:
-    """Return the line with the changed numbers and add its results to `changed`; None if that is ambiguous."""
+    """Adds results to `changed`; None if the line is ambiguous."""
     parts, end = [], 0
     for mark in _MARK.finditer(line):
         parts.append(replace_numbers(line[end : mark.start()], changed))

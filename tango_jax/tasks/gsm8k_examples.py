@@ -1,8 +1,4 @@
-"""Stage-1 examples and the verifier's fixed pool, made from GSM8K rows.
-
-Takes raw rows; returns pure functions of an index. Stage of the loop: SFT of both roles, and the evaluation of the
-verifier. The rows are split once by seed: rows that are held out for the loss and for the pool are never imitated.
-"""
+"""Stage-1 examples and the verifier's fixed pool from GSM8K rows. Held-out rows are never imitated."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -24,8 +20,6 @@ _POOL_SEED = 1 << 20  # offset that separates the pool's seeds from those of the
 
 
 class Gsm8kExamples(NamedTuple):
-    """What a task needs from worked answers (see `task.Task`)."""
-
     sft_example: Callable[[str, str, int], SftExample]
     pool_solution: Callable[[int], tuple[Problem, str]]
     gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None]  # None except for the pool's solutions
@@ -45,14 +39,10 @@ def make_gsm8k_examples(
     over_fn: Callable[[str, SftExample], Over] = lambda role, example: Over(),
     excluded: frozenset[str] = frozenset(),
 ) -> Gsm8kExamples:
-    """Make examples from rows with at least `min_steps` lines, so that no solution to imitate loses format score.
+    """Make examples from rows with at least `min_steps` lines: shorter solutions lose format score.
 
-    Args:
-        over_fn: by how much an example is over each limit (see `prompt_lengths.make_over`); such rows are left out.
-        excluded: `question_key` of the problems that must not be imitated.
-
-    Raises:
-        ValueError: a row is not in the GSM8K format, or too few rows have that many lines.
+    `over_fn`, `excluded`: see `make_tagged_examples`. Raises ValueError: a row is not in the GSM8K format, or too few
+    rows remain.
     """
     fields_of, problems, num_excluded = {}, [], 0
     for row in rows:

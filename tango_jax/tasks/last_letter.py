@@ -1,11 +1,10 @@
 """Last-letter concatenation, a synthetic task that runs anywhere.
 
-Takes settings and an index; returns problems, gold step labels and SFT text. A problem numbers its words (`cat#1
-dog#2`); a solution names the last letter of each word in a step of its own, then joins the letters. Every example is a
-pure function of (seed, split, index), so the data cursor is one integer.
+A problem numbers its words (`cat#1 dog#2`). A solution names the last letter of each word, one per step, then joins
+them. Every example is a pure function of (seed, split, index).
 
-The SFT teacher is imperfect on purpose: for words ending in a "hard" letter it usually names the letter's successor in
-the alphabet, and the verifier's teacher often reads that successor too. Reinforcement learning has to correct both.
+The SFT teachers err on purpose: for words that end in a "hard" letter, the generator's usually names the next letter of
+the alphabet, and the verifier's often reads that letter too. Reinforcement learning has to correct both.
 """
 
 import dataclasses
@@ -42,27 +41,23 @@ class LastLetterConfig:
 
 
 def split_config(task: ConfigDict, split: str) -> LastLetterConfig:
-    """Return the settings of one of SPLITS in tasks/sizes.py."""
     words, letters = size_ranges(task, split, SIZES)
     noise = task.claim_noise if split == "sft" else 0.0
     return LastLetterConfig(words, letters, task.hard_error, EASY_ERROR, task.reading_error, noise)
 
 
 def symbols(max_words: int) -> list[str]:
-    """Return the user-defined symbols of the task's tokenizer."""
     numbers = [f"#{k}" for k in range(1, max_words + 1)]
-    # Their order determines the token ids, and with them the result of every seed.
+    # The order fixes the token ids, and so the result of every seed.
     return [*CONTRACT_SYMBOLS[:-3], *numbers, *CONTRACT_SYMBOLS[-3:], " ends in ", " reads ", ", says "]
 
 
 def tokenizer_model(task: ConfigDict) -> bytes:
-    """Return a SentencePiece model with the letters, and the symbols that problems of the configured sizes need."""
     return train_sentencepiece(ALPHABET, symbols(largest_size(task, "words")))
 
 
 def longest_texts(words: int, letters: int) -> dict[str, int]:
-    """Return the number of tokens of the texts with `words` words of `letters` letters, in the template "plain", BOS
-    and EOS included."""
+    """Token counts of the texts in the template "plain", with BOS and EOS."""
     question = 1 + words * (letters + 2)
     solution = 6 * words + 7
     return {
@@ -74,7 +69,6 @@ def longest_texts(words: int, letters: int) -> dict[str, int]:
 
 
 def confuse(letter: str) -> str:
-    """Return the letter that a misreading produces: the next one in the alphabet."""
     return chr((ord(letter) - ord("a") + 1) % 26 + ord("a"))
 
 
@@ -94,18 +88,17 @@ def _problem(words: list[str], problem_id: str) -> Problem:
 
 
 def problem(config: LastLetterConfig, seed: int, split: str, index: int, stream: int = 0) -> Problem:
-    """Return problem number `index` of a split. It is deterministic in the arguments; a run with another `stream` sees
-    other problems of the same kind."""
+    """Another `stream` gives other problems of the same kind."""
     return _problem(_words(example_rng(seed, split, index, stream), config), f"last_letter/{split}/{index}")
 
 
 def gold_steps(problem: Problem, steps: tuple[str, ...]) -> tuple[bool, ...]:
-    """Label each step: step k is correct if it names number k and the last letter of word k."""
+    """Step k is correct if it names number k and the last letter of word k."""
     return tuple(kind in RIGHT_KINDS for kind in step_kinds(problem, steps))
 
 
 def step_kinds(problem: Problem, steps: tuple[str, ...]) -> tuple[str, ...]:
-    """Name the kind of each step: hard or easy letters where it is correct, and else the mistake."""
+    """Hard or easy letters for a correct step, else the kind of mistake."""
     words = question_words(problem.question)
 
     def kind(k: int, step: str) -> str:
@@ -143,7 +136,6 @@ def verification_text(readings: list[str], claims: list[str]) -> str:
 
 
 def generator_example(config: LastLetterConfig, seed: int, split: str, index: int) -> tuple[Problem, str]:
-    """Return (problem, the teacher's solution) for SFT of the generator."""
     rng = example_rng(seed, split, index)
     words = _words(rng, config)
     letters = [_named_letter(rng, word[-1], config.hard_error, config.easy_error) for word in words]
@@ -153,11 +145,9 @@ def generator_example(config: LastLetterConfig, seed: int, split: str, index: in
 def mixed_solution(
     config: LastLetterConfig, seed: int, split: str, index: int
 ) -> tuple[Problem, str, np.random.Generator]:
-    """Return a problem, a solution and the random generator; both correct and wrong solutions are common.
+    """(problem, solution, random generator). Half of the solutions err on hard letters, at a rate from U(0, 1).
 
-    Half of the solutions err on hard letters at a rate drawn from U(0, 1), the other half not at all. `claim_noise` is
-    meant for stage 1: if nearly every claim is correct, copying the claim is as good as reading the word, and some
-    models learn to copy.
+    `claim_noise` is for stage 1: if nearly all claims are correct, some models learn to copy the claim.
     """
     rng = example_rng(seed, split, index)
     words = _words(rng, config)
@@ -168,7 +158,6 @@ def mixed_solution(
 
 
 def verifier_example(config: LastLetterConfig, seed: int, split: str, index: int) -> tuple[Problem, str, str]:
-    """Return (problem, solution, the teacher's verification) for SFT of the verifier."""
     problem, solution, rng = mixed_solution(config, seed, split, index)
     words = question_words(problem.question)
     claims = [match[2] for match in _STEP.finditer(solution)]
@@ -176,17 +165,14 @@ def verifier_example(config: LastLetterConfig, seed: int, split: str, index: int
 
 
 def _readings(rng: np.random.Generator, words: list[str], config: LastLetterConfig) -> list[str]:
-    """What the verifier's teacher reads."""
     return [_named_letter(rng, word[-1], config.reading_error, config.easy_error) for word in words]
 
 
 def further_example(
     config: LastLetterConfig, seed: int, split: str, index: int, prompt: str
 ) -> tuple[Problem, str, str, str]:
-    """Return (problem, solution, verification, response) for SFT of a prompt beside the roles' own
-    (text/prompts.py): a second try writes what the verification reads; a second judgement says of each remark whether
-    what it reads is right, by a teacher who errs as the first one does; and a verifier that is shown the answer does
-    not err, so it has no verification before it."""
+    """(problem, solution, verification, response) for a further prompt (text/prompts.py). A second try writes what the
+    verification reads. A second judgement errs like the first. A verifier that sees the answer does not err."""
     problem, solution, rng = mixed_solution(config, seed, split, index)
     words = question_words(problem.question)
     claims = [match[2] for match in _STEP.finditer(solution)]

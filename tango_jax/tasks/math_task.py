@@ -1,8 +1,4 @@
-"""The math task: combines problem files, text to imitate and a fixed pool for one run.
-
-Takes the `task` part of a config and the tokenizer of each role; returns a Task. Stage of the loop: once, at the start
-of a run.
-"""
+"""The math task: problem files, text to imitate and a fixed pool."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -26,8 +22,6 @@ from tango_jax.text.tokenizer import Tokenizer
 
 
 class _StageOne(NamedTuple):
-    """Text to imitate, and the problems that are held out from it."""
-
     sft_example: Callable
     roles: tuple[str, ...]
     note: str
@@ -38,16 +32,14 @@ class _StageOne(NamedTuple):
 
 
 def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = ()) -> Task:
-    """Make the math task from the settings in `config.task`. `further`: prompts of the verifier beside its own.
+    """`further`: the verifier's further prompts.
 
-    Raises:
-        ValueError: a file cannot be read, too few problems are within the limits, or the training and test sets are
-            graded in different ways.
+    Raises ValueError: a file cannot be read, too few problems fit, or training and test are graded differently.
     """
     task, limit = config.task, config.generator.max_prompt
     num_tokens_fn = make_num_tokens(config, tokenizers, further)
     train_set = load_problems(task.train)
-    # A question that is used for measurements is not trained on in either stage, whichever row it is in.
+    # A question used for measurements is trained on in neither stage, whichever row it is in.
     num_validation = 0 if task.test else task.validation
     validation = draw_questions(train_set.problems, num_validation, task.data_seed)
     test_set = _load_test(task, train_set) if task.test else None
@@ -86,7 +78,7 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Seq
         grade_kind=train_set.grade_kind,
         min_steps=task.min_steps,
         train_problem=make_problem_order(split.train, config.seed),
-        # Also shuffled, because some files are sorted by subject and an evaluation may use only the first few.
+        # Shuffled: some files are sorted by subject, and an evaluation may use only the first few.
         test_problem=make_problem_order(test, task.data_seed),
         num_test=len(test),
         pool_solution=stage_one.pool_solution,
@@ -100,7 +92,7 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Seq
 
 
 def _load_test(task: ConfigDict, train_set: ProblemSet) -> ProblemSet:
-    """Load `task.test`. Raises ValueError where they are graded in another way than those for training."""
+    """Raises ValueError if `task.test` is graded in another way than the training set."""
     test_set = load_problems(task.test)
     if test_set.grade_kind != train_set.grade_kind:
         raise ValueError(f"task.train={task.train} is graded as {train_set.grade_kind}, task.test={task.test} as "
@@ -118,7 +110,6 @@ def _fingerprint(*sets: Sequence[Problem]) -> str:
 
 
 def _shared(problems: Sequence[Problem], others: Sequence[Problem]) -> int:
-    """Return how many of the problems have the same question as one of the others."""
     known = {question_key(problem.question) for problem in others}
     return sum(question_key(problem.question) in known for problem in problems)
 
@@ -126,8 +117,6 @@ def _shared(problems: Sequence[Problem], others: Sequence[Problem]) -> int:
 def _make_stage_one(
     config: ConfigDict, over_fn: Callable[[str, SftExample], Over], excluded: frozenset[str]
 ) -> _StageOne:
-    """Make stage 1, whose examples fit the limits by `over_fn`; `excluded` holds the `question_key` of the problems on
-    which the generator is evaluated."""
     task = config.task
     if not task.stage_one:
 

@@ -1,12 +1,10 @@
-"""Graders of users: a problem and the answer of a solution in, whether it is right out.
-
-The setting `task.grader` names a function, as FILE.py:name or package.module:name:
+"""User graders. `task.grader` names a function, as FILE.py:name or package.module:name:
 
     name(problem, answer) -> bool
 
-`problem` is a `records.Problem`, and `answer` the text in the last box of a solution; a solution without one is wrong.
-It takes the place of the comparison with `problem.answer` everywhere; for `python -m tango_jax.evaluate`, --grader
-names it. Stage 0 and that command store a digest of its file with every grade, and grade again when it differs.
+`problem` is a `records.Problem`, and `answer` the text in the last box; without a box a solution is wrong. The grader
+replaces the comparison with `problem.answer` everywhere; `python -m tango_jax.evaluate` takes it as --grader. Stage 0
+and that command store a digest of its file with every grade, and grade again when it differs.
 """
 
 import dataclasses
@@ -27,15 +25,13 @@ MADE_UP = ("?", "")  # models write anything
 
 
 class Graded(Protocol):
-    """How answers are graded: the fields of a Task that say so."""
-
     grade_kind: str
     is_correct: Callable[[Problem, str], bool] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnGrader:
-    """A grader of a user, (problem, answer) -> bool, with its errors and results checked."""
+    """A user's (problem, answer) -> bool, with errors and results checked."""
 
     function: UserFunction
     digest: str  # of its source, which tells grades that an earlier version gave
@@ -53,38 +49,24 @@ class OwnGrader:
 
 
 def load_grader(key: str, name: str) -> OwnGrader | None:
-    """The function of that name, with its errors and results checked; None if the name is empty.
-
-    Args:
-        key: the setting that names the function.
-
-    Raises:
-        ValueError: the function cannot be loaded, or takes other parameters.
-    """
+    """None if the name is empty. Raises ValueError: `name` cannot be loaded, or takes other parameters."""
     return OwnGrader(load_function(key, name, PARAMETERS), source_digest(name)) if name else None
 
 
 def version_of(grader: OwnGrader | None) -> str:
-    """What is stored with grades to tell which grader gave them; empty if answers were compared."""
     return grader.digest if grader else ""
 
 
 def grader_of(task: ConfigDict) -> OwnGrader | None:
-    """The function that the setting `task.grader` names; see `load_grader`."""
     return load_grader("task.grader", task.grader)
 
 
 def is_grade(result: object) -> bool:
-    """Whether a grader may return this: True or False, of Python or NumPy."""
     return isinstance(result, (bool, np.bool_))
 
 
 def try_grader(graded: Graded, problem: Problem) -> list[str]:
-    """Call a grader of a user on made-up answers to a problem; returns warnings to log.
-
-    Raises:
-        ValueError: it raised an error, took too long, or returned something else than True or False.
-    """
+    """Call a user's grader on made-up answers; returns warnings. Raises ValueError: it failed or returned no bool."""
     if graded.is_correct is None:
         return []
     try:
@@ -97,7 +79,7 @@ def try_grader(graded: Graded, problem: Problem) -> list[str]:
 
 
 def check_goes_by_answer(graded: Graded, problems: Sequence[Problem], shown: str) -> None:
-    """Raise ValueError if a user's grader does not go by `problem.answer`, in whose place labels put the majority's."""
+    """Raise ValueError if a user's grader ignores `problem.answer`, which majority labels replace."""
     first = problems[0]
     other = next((problem.answer for problem in problems if problem.answer != first.answer), "")
     if other and graded.is_correct and not graded.is_correct(dataclasses.replace(first, answer=other), other):
@@ -107,8 +89,7 @@ def check_goes_by_answer(graded: Graded, problems: Sequence[Problem], shown: str
 
 
 def grade_own_solutions(graded: Graded, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
-    """Grade this process's solutions. All processes must call this. Raises ValueError, in every one of them, if a
-    user's grader failed."""
+    """Grade this process's solutions. All processes must call this; if a user's grader fails, all raise ValueError."""
     report, mistake = GradeReport((), 0, 0, 0), ""
     try:
         report = grade_solutions(graded, problems, texts)
@@ -119,12 +100,8 @@ def grade_own_solutions(graded: Graded, problems: Sequence[Problem], texts: Sequ
 
 
 def grade_solutions(graded: Graded, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
-    """Grade the text of one solution to each problem: by the user's function, or else by comparison of this kind.
-
-    Raises:
-        ValueError: the user's function failed.
-        RuntimeError: the worker processes of the math library cannot start.
-    """
+    """Grade one solution text per problem. Raises ValueError: the user's function failed; RuntimeError: the worker
+    processes of the math library cannot start."""
     if graded.is_correct is None:
         return grade_many(texts, [problem.answer for problem in problems], graded.grade_kind)
     answers = [answer_of(text) for text in texts]

@@ -1,8 +1,4 @@
-"""Length checks: which problems and examples fit the limits of both roles.
-
-Takes the config and the tokenizer of each role; returns functions that count tokens. Stage of the loop: once, at the
-start of a run, before a problem set is split and shuffled.
-"""
+"""Length checks: which problems and examples fit the limits of both roles."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -18,14 +14,14 @@ from tango_jax.text.tokenizer import Tokenizer
 
 _NO_LIMIT = 1 << 30
 _EMPTY = Problem("", "", "")
-# Spare tokens, because a mistake that is carried through a solution may lengthen some of its numbers.
+# Spare tokens: a mistake carried through a solution may lengthen some of its numbers.
 _SPARE = 64
-# A byte is at most one token, and Unicode's normalization NFC makes at most three bytes of one.
+# A byte is at most one token, and NFC makes at most three bytes of one.
 _TOKENS_PER_BYTE = 3
 
 
 class Over(NamedTuple):
-    """The number of tokens by which a stage-1 example is over each limit; 0 or less means within the limit."""
+    """Tokens by which a stage-1 example exceeds each limit; 0 or less: it fits."""
 
     prompt: int = 0  # the prompt with the problem alone, for either role
     response: int = 0  # the text to imitate
@@ -35,17 +31,15 @@ class Over(NamedTuple):
 def make_num_tokens(
     config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = ()
 ) -> Callable[[Problem], int]:
-    """Return num_tokens_fn(problem): tokens of the generator's prompt, to be compared with generator.max_prompt.
-
-    If the verifier's prompt is too long even with an empty solution, the problem counts as too long by that excess.
-    """
+    """num_tokens_fn(problem): tokens of the generator's prompt, or more by the verifier's excess with an empty
+    solution."""
     limit, verifier_limit = config.generator.max_prompt, config.verifier.max_prompt
     generator_tokens, verifier_tokens = _make_counts(config, tokenizers, further).values()
     empty = verifier_tokens(_EMPTY)
 
     def num_tokens(problem: Problem) -> int:
         count = generator_tokens(problem)
-        # Most problems are so short that their tokens need not be counted.
+        # Most problems are so short that nothing need be counted.
         if empty + _TOKENS_PER_BYTE * len(f"{problem.question}{problem.answer}".encode()) + _SPARE > verifier_limit:
             over = verifier_tokens(problem) - verifier_limit
             return max(count, limit + over) if over > 0 else count
@@ -57,8 +51,7 @@ def make_num_tokens(
 def _make_counts(
     config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt]
 ) -> dict[str, Callable[[Problem], int]]:
-    """By role, a function that counts the tokens of its prompt; the verifier's is that of an empty solution, and the
-    longest of those that the method has beside it (of this package: what a prompt of a user is about is not known)."""
+    """By role, tokens of the longest prompt; the verifier's without a solution. Users' prompts are not counted."""
     templates = {role: load_template(role, config[role].template) for role in ROLES}
 
     def generator_tokens(problem: Problem) -> int:
@@ -80,16 +73,8 @@ def check_lengths(
     config: ConfigDict, tokenizers: dict[str, Tokenizer], problems: Iterable[Problem], source: str,
     has_ids: bool = True, further: Sequence[Prompt] = (),
 ) -> None:  # fmt: skip
-    """Check that the prompts of problems, which stand for others from the same source, fit both roles' limits.
-
-    Args:
-        source: the setting that makes the problems, for the message.
-        has_ids: whether the message may name a problem by its id.
-        further: prompts of the verifier beside its own.
-
-    Raises:
-        ValueError: a prompt is too long; the message names the longest one of each role that is over its limit.
-    """
+    """Raise ValueError if a prompt exceeds a role's limit. `source`: the setting that makes the problems; `has_ids`:
+    the message may name a problem by its id."""
     num_tokens_fn, limit = make_num_tokens(config, tokenizers, further), config.generator.max_prompt
     over = [problem for problem in problems if num_tokens_fn(problem) > limit]
     if not over:
@@ -108,7 +93,7 @@ def check_lengths(
 def make_over(
     config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = ()
 ) -> Callable[[str, SftExample], Over]:
-    """Return over_fn(role, example): by how many tokens a stage-1 example of a role is over each limit."""
+    """over_fn(role, example): tokens by which a stage-1 example exceeds each limit."""
     num_tokens = make_num_tokens(config, tokenizers, further)
     template = load_template("verifier", config.verifier.template)
 

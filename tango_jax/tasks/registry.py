@@ -1,7 +1,4 @@
-"""Registry of the tasks, including those that users define.
-
-Takes a config and tokenizers; returns a Task. Stage of the loop: once, at the start of a run.
-"""
+"""All tasks, including those that users define."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +21,7 @@ from tango_jax.text.prompts import PROMPTS, Prompt
 from tango_jax.text.templates import FIELDS, TEMPLATES, load_template
 from tango_jax.text.tokenizer import Tokenizer, unreadable_characters
 
-# Tasks that make their own problems and text to imitate; the modules have the same functions.
+# Tasks that make their problems and text to imitate. The modules have the same functions.
 SYNTHETIC: Mapping[str, ModuleType] = {"last_letter": last_letter, "state_tracking": state_tracking}
 TASKS = (*SYNTHETIC, "math")
 LOOKED_AT = 64  # problems whose characters, and where no bound is known prompt lengths, are checked at the start
@@ -34,15 +31,9 @@ SHOWN = 5  # characters that a warning shows
 def make_task(
     config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Mapping[str, Sequence[Prompt]] | None = None
 ) -> Task:
-    """Make the task that `config.task.name` specifies.
+    """Make the task `config.task.name`. `further`: further prompts by role (`Method.further_prompts`).
 
-    Args:
-        tokenizers: the tokenizer of each role, with which prompt lengths are measured.
-        further: the prompts of each role beside its own, which the method has (`Method.further_prompts`).
-
-    Raises:
-        ValueError: a file cannot be read, the limits leave too few problems, or the task lacks something that the
-            settings require.
+    Raises ValueError: a file cannot be read, too few problems fit, or the task lacks what the settings require.
     """
     task = _make(config, tokenizers, (further or {}).get("verifier", ()))
     for role in ROLES:
@@ -66,8 +57,6 @@ def make_task(
 
 
 def _with_further(further: Mapping[str, tuple[str, ...]], task: Task) -> Callable[[str, str, int], SftExample]:
-    """The examples of stage 1, in which a role's further prompts take turns with its own: as many of each."""
-
     def sft_example(role: str, split: str, index: int) -> SftExample:
         names = ("", *further.get(role, ()))
         number, which = divmod(index, len(names))
@@ -78,7 +67,6 @@ def _with_further(further: Mapping[str, tuple[str, ...]], task: Task) -> Callabl
 
 
 def _unknown_notes(config: ConfigDict, task: Task, tokenizers: dict[str, Tokenizer]) -> list[str]:
-    """A warning for each role whose tokenizer has no token for characters of its template or of the first problems."""
     if not tokenizers:
         return []
     problems = [task.train_problem(index) for index in range(LOOKED_AT)]
@@ -96,18 +84,18 @@ def _unknown_notes(config: ConfigDict, task: Task, tokenizers: dict[str, Tokeniz
 
 
 def example_solution(config: ConfigDict) -> tuple[Problem, str] | None:
-    """A held-out problem with a solution, of a task that makes its own; None for others, whose files may be gone."""
+    """Of a synthetic task; None for others, whose files may be gone."""
     return _make_synthetic(config).pool_solution(0) if config.task.name in SYNTHETIC else None
 
 
 def tokenizer_model(config: ConfigDict) -> bytes:
-    """Return the SentencePiece model of a role without a checkpoint: the task's own, or else printable characters."""
+    """For a role without a checkpoint."""
     name = config.task.name
     return SYNTHETIC[name].tokenizer_model(config.task) if name in SYNTHETIC else printable_model()
 
 
 def example_problem(config: ConfigDict) -> Problem | None:
-    """A problem of a task that makes its own; None for others, whose files may be gone."""
+    """Of a synthetic task; None for others, whose files may be gone."""
     return _make_synthetic(config).train_problem(0) if config.task.name in SYNTHETIC else None
 
 
@@ -120,7 +108,7 @@ def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequenc
         TEMPLATES.get((role, config[role].template)) == TEMPLATES[role, "plain"] and not config[role].checkpoint
         for role in ROLES
     )
-    # Config validation counts the tokens of the plain template and the own tokenizer, of the roles' own prompts.
+    # Config validation counts tokens only for the plain template, the own tokenizer and the roles' own prompts.
     if tokenizers and (not is_counted or further):
         _check_synthetic_prompts(config, tokenizers, further)
     return _make_synthetic(config)
@@ -129,7 +117,7 @@ def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequenc
 def _check_synthetic_prompts(
     config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt]
 ) -> None:
-    """Check that the largest problems fit the limits when other tokenizers split their text."""
+    """Check that the largest problems fit when other tokenizers split their text."""
     task, module = config.task, SYNTHETIC[config.task.name]
     for split in SPLITS:
         highest = {
@@ -181,7 +169,7 @@ def _make_synthetic(config: ConfigDict) -> Task:
         notes=(f"{main} of a problem: generator turns {_shown(getattr(rl, main))}, verifier turns "
                f"{_shown(getattr(verifier, main))}",),
         verifier_problem=lambda index: module.problem(verifier, seed, "rl_verifier", index, stream),
-        # Without shorter problems for the verifier, the curriculum would be the generator's own problems.
+        # Without shorter problems for the verifier, the curriculum would equal the generator's problems.
         curriculum_problem=(
             (lambda index: module.problem(curriculum, seed, "rl_curriculum", index, stream))
             if task[f"verifier_{main}"] else None

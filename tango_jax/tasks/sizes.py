@@ -1,8 +1,4 @@
-"""How large the problems of a synthetic task are: settings in; for each split, the range of each size out.
-
-A split is a use of problems that may have ranges of its own: stage 1, the generator's turns, the verifier's turns and
-the test. Where the settings of a split have no range, or an empty one, it is that of the generator's turns.
-"""
+"""Problem sizes of the synthetic tasks, by split. A split without a range has the range of the generator's turns."""
 
 from ml_collections import ConfigDict
 
@@ -11,22 +7,18 @@ Range = tuple[int, int]  # low and high, both inclusive
 
 
 def size_key(task: ConfigDict, split: str, size: str) -> str:
-    """The key of the settings that holds the range of a size, such as "words", for a split."""
     own = f"{split}_{size}"
     return own if task.get(own) else f"rl_{size}"
 
 
 def size_ranges(task: ConfigDict, split: str, sizes: tuple[str, ...]) -> list[Range]:
-    """The range of each of the sizes for a split."""
     return [tuple(task[size_key(task, split, size)]) for size in sizes]
 
 
 def largest_size(task: ConfigDict, size: str) -> int:
-    """The largest value of a size in any split."""
     return max(task[size_key(task, split, size)][1] for split in SPLITS)
 
 
 def describe_sizes(task: ConfigDict, split: str, sizes: tuple[str, ...]) -> str:
-    """The settings that determine how large the problems of a split are, for an error message."""
     keys = (size_key(task, split, size) for size in sizes)
     return ", ".join(f"task.{key}={tuple(task[key])}" for key in keys)

@@ -1,9 +1,4 @@
-"""Splits of problems into training and validation parts, and the order in which training reads them.
-
-Takes problems and a seed; returns the parts, or a function from a cursor to a problem. Stage of the loop: before the
-first turn. Training reads `make_problem_order(...)(cursor)`, so the data cursor is one integer, the number of problems
-seen since the start, and a checkpoint that stores it restores the order exactly.
-"""
+"""Training and validation splits, and the order in which training reads problems."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,8 +16,6 @@ _VALIDATION_STREAM = 1
 
 
 class ProblemSplit(NamedTuple):
-    """The problems that remain for training and for validation."""
-
     train: tuple[Problem, ...]
     validation: tuple[Problem, ...]
     num_too_long: int
@@ -30,7 +23,6 @@ class ProblemSplit(NamedTuple):
     num_shortened: int = 0  # of those that are too long: stage-1 solutions that the verifier's prompt would cut off
 
     def describe(self) -> str:
-        """Return one line for the log at the start of a run."""
         return (
             f"{len(self.train)} training and {len(self.validation)} validation problems; {self.num_too_long} left out "
             f"because of their length, the longest prompt has {self.longest_prompt} tokens"
@@ -38,10 +30,8 @@ class ProblemSplit(NamedTuple):
 
 
 def draw_questions(problems: Sequence[Problem], count: int, seed: int) -> frozenset[str]:
-    """Draw questions by `seed` until they cover at least `count` of the problems; return their `question_key`.
-
-    A question that occurs in several rows is drawn with all of them; otherwise training would see its answer.
-    """
+    """The `question_key` of questions with at least `count` problems. All rows of a question go together, or training
+    would see its answer."""
     sizes = Counter(question_key(problem.question) for problem in problems)
     questions, drawn, held = list(sizes), [], 0
     for place in np.random.default_rng((seed, _VALIDATION_STREAM)).permutation(len(questions)):
@@ -61,13 +51,10 @@ def split_problems(
     seed: int,
     validation: frozenset[str] | None = None,
 ) -> ProblemSplit:
-    """Split off validation problems, and drop the problems of both parts whose prompt is over `max_tokens`.
+    """Split off validation problems, then drop those of both parts whose prompt is over `max_tokens`.
 
-    The validation problems are those with a question in `validation`. By default they are drawn by `seed`
-    (`draw_questions`) before the filter, so that another limit or tokenizer never moves a problem to the other part.
-
-    Raises:
-        ValueError: fewer than `batch_size` training problems remain, or no validation problem although some are needed.
+    Validation problems have a question in `validation`, by default from `draw_questions`. They are drawn before the
+    filter: another limit or tokenizer never moves a problem. Raises ValueError: too few problems remain.
     """
     if validation is None:
         validation = draw_questions(problems, num_validation, seed)
@@ -90,7 +77,7 @@ def split_problems(
 
 
 def _limit_for(*parts: tuple[np.ndarray, int]) -> int | None:
-    """Return the smallest limit that leaves `count` problems in each part (lengths, count); None if one has fewer."""
+    """The smallest limit that leaves `count` problems in each part (lengths, count); None if one has fewer."""
     if any(len(lengths) < count for lengths, count in parts):
         return None
     return max(int(np.sort(lengths)[count - 1]) for lengths, count in parts if count)
@@ -103,15 +90,8 @@ def split_examples(
     seed: int,
     heldout: Sequence[Problem] = (),
 ) -> ProblemSplit:
-    """Split stage-1 examples in the same way, keeping those that are over no limit.
-
-    Args:
-        over_fn: the number of tokens by which the example of a problem is over each limit.
-        heldout: problems with other questions that form the held-out part; if empty, it is drawn from `problems`.
-
-    Raises:
-        ValueError: too few examples remain.
-    """
+    """Split stage-1 examples likewise, keeping those over no limit (`over_fn`). `heldout`: problems with other
+    questions; if empty, they are drawn from `problems`. Raises ValueError: too few examples remain."""
     over = {problem.id: over_fn(problem) for problem in (*problems, *heldout)}
     fitting = sum(max(tokens) <= 0 for tokens in over.values())
     wanted = 1 if heldout else num_heldout
@@ -129,17 +109,12 @@ def split_examples(
 
 
 def make_problem_order(problems: Sequence[Problem], seed: int) -> Callable[[int], Problem]:
-    """Return problem_fn(cursor): problem number `cursor` since the start of training, for any order of calls.
-
-    Each epoch of len(problems) cursors contains every problem once, reshuffled by (seed, epoch).
-
-    Raises:
-        ValueError: there are no problems, or the seed is not in 0 .. 2**32 - 1.
-    """
+    """problem_fn(cursor): problem number `cursor` since the start, so a checkpoint stores one integer. Each epoch has
+    every problem once, shuffled by (seed, epoch). Raises ValueError: no problems, or a seed outside 0 .. 2**32 - 1."""
     if not problems or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"{len(problems)} problems and seed={seed}; there must be at least one problem, and the seed "
                          f"must be in 0 .. {MAX_SEED}")
-    # grain computes each element of its permutation directly, so nothing is stored for any number of epochs.
+    # grain computes each element of its permutation directly: nothing is stored for any number of epochs.
     order = grain.MapDataset.range(len(problems)).seed(seed).shuffle().repeat()
 
     def problem_fn(cursor: int) -> Problem:

@@ -1,14 +1,14 @@
 """State tracking, a synthetic task whose steps depend on each other.
 
-Takes settings and an index; returns problems, gold step labels and SFT text. A state is a string of the letters a to e.
-A problem numbers the swaps to make and ends with the start state, a permutation (`#1 1-3 #2 2-5 start bdaec`). Each
-step of a solution repeats one swap and writes the state after it (`#1 1-3 adbec`); the answer is the last state. A
-transformer of constant depth is not expected to compose swaps of five letters without writing down the states between
-(arXiv 2404.08819), so a verdict has to rest on the steps. Every example is a pure function of (seed, split, index).
+A state is a string of the letters a to e. A problem numbers the swaps to make and ends with the start state (`#1 1-3 #2
+2-5 start bdaec`). Each step repeats one swap and writes the state after it (`#1 1-3 adbec`); the answer is the last
+state. A transformer of constant depth is not expected to compose swaps of five letters without writing down the states
+between (arXiv 2404.08819), so a verdict has to rest on the steps. Every example is a pure function of (seed, split,
+index).
 
-The SFT teacher is imperfect on purpose. For "hard" swaps, of positions that are far apart, it usually moves the later
-letter forward and shifts those between, and the verifier's teacher often makes the same mistake. A solution with
-mistakes ends in the right state about once in 100.
+The SFT teachers err on purpose. For "hard" swaps, of positions far apart, the generator's usually moves the later
+letter forward and shifts those between, and the verifier's often makes the same mistake. A solution with mistakes ends
+in the right state about once in 100.
 """
 
 import dataclasses
@@ -47,25 +47,23 @@ class StateTrackingConfig:
 
 
 def split_config(task: ConfigDict, split: str) -> StateTrackingConfig:
-    """Return the settings of one of SPLITS in tasks/sizes.py."""
     (swaps,) = size_ranges(task, split, SIZES)
     noise = task.claim_noise if split == "sft" else 0.0
     return StateTrackingConfig(swaps, task.hard_error, EASY_ERROR, task.reading_error, noise)
 
 
 def symbols(max_swaps: int) -> list[str]:
-    """Return the user-defined symbols of the task's tokenizer: numbers and swaps are one token each."""
+    """Numbers and swaps are one token each."""
     numbers = [f"#{k}" for k in range(1, max_swaps + 1)]
     return [*CONTRACT_SYMBOLS, *numbers, *(f" {swap_text(swap)} " for swap in SWAPS), _START, ", says "]
 
 
 def tokenizer_model(task: ConfigDict) -> bytes:
-    """Return a SentencePiece model with the symbols that problems of the configured sizes need."""
     return train_sentencepiece(ALPHABET, symbols(largest_size(task, "swaps")))
 
 
 def longest_texts(swaps: int) -> dict[str, int]:
-    """Return the number of tokens of the texts with this many swaps, in the template "plain", BOS and EOS included."""
+    """Token counts of the texts in the template "plain", with BOS and EOS."""
     state = len(LETTERS)
     question = 3 + 2 * swaps + state
     solution = 7 + (4 + state) * swaps + state
@@ -82,14 +80,13 @@ def swap_text(swap: Swap) -> str:
 
 
 def apply_swap(state: str, swap: Swap) -> str:
-    """Return the state with the letters of the two positions exchanged."""
     first, second = swap
     return state[: first - 1] + state[second - 1] + state[first : second - 1] + state[first - 1] + state[second:]
 
 
 def apply_mistaken(state: str, swap: Swap) -> str:
-    """Return what a mistake makes of a state: the letter of the second position moves to the first one, and those from
-    there on shift by one. For neighbours this is the right result."""
+    """The letter of the second position moves to the first one, and those from there on shift by one. For neighbours
+    this is right."""
     first, second = swap
     return state[: first - 1] + state[second - 1] + state[first - 1 : second - 1] + state[second:]
 
@@ -103,18 +100,15 @@ def _random_state(rng: np.random.Generator) -> str:
 
 
 def _draw(rng: np.random.Generator, config: StateTrackingConfig) -> tuple[str, list[Swap]]:
-    """Draw the start state and the swaps of a problem."""
     start, count = _random_state(rng), rng.integers(config.swaps[0], config.swaps[1] + 1)
     return start, [SWAPS[number] for number in rng.integers(0, len(SWAPS), size=count)]
 
 
 def true_states(start: str, swaps: list[Swap]) -> list[str]:
-    """Return the state after each of the swaps."""
     return list(itertools.accumulate(swaps, apply_swap, initial=start))[1:]
 
 
 def question_parts(question: str) -> tuple[str, list[Swap]]:
-    """Return the start state and the swaps of a question."""
     swaps = [(int(first), int(second)) for first, second in _QUESTION_SWAP.findall(question)]
     return question.rpartition(_START)[2], swaps
 
@@ -125,23 +119,18 @@ def _problem(start: str, swaps: list[Swap], problem_id: str) -> Problem:
 
 
 def problem(config: StateTrackingConfig, seed: int, split: str, index: int, stream: int = 0) -> Problem:
-    """Return problem number `index` of a split. It is deterministic in the arguments; a run with another `stream` sees
-    other problems of the same kind."""
+    """Another `stream` gives other problems of the same kind."""
     return _problem(*_draw(example_rng(seed, split, index, stream), config), f"state_tracking/{split}/{index}")
 
 
 def gold_steps(problem: Problem, steps: tuple[str, ...]) -> tuple[bool, ...]:
-    """Label each step: step k is correct if it names number k and swap k, and writes the right state.
-
-    The right state is the one that the swap makes of the previous written state: the state in the nearest earlier step
-    that has the form of a step, or the problem's start state. A step that makes its swap correctly from a wrong state
-    is correct, and a step that returns to the true state in another way than by its swap is wrong.
-    """
+    """Step k is correct if it names number k and swap k, and its state follows from the previous written state: of the
+    nearest earlier well-formed step, or the start. A step that returns to the true state in another way is wrong."""
     return tuple(kind in RIGHT_KINDS for kind in step_kinds(problem, steps))
 
 
 def step_kinds(problem: Problem, steps: tuple[str, ...]) -> tuple[str, ...]:
-    """Name the kind of each step: hard or easy swaps where it makes its swap correctly, and else the mistake."""
+    """Hard or easy swaps for a correct step, else the kind of mistake."""
     start, swaps = question_parts(problem.question)
     written, kinds = start, []
     for k, step in enumerate(steps, 1):
@@ -167,14 +156,12 @@ def solution_text(swaps: list[Swap], states: list[str]) -> str:
 
 
 def verification_text(swaps: list[Swap], readings: list[str], claims: list[str]) -> str:
-    """Return the verification that says for each step which state it should write and which one it does write."""
     written = list(zip(swaps, readings, claims, strict=True))
     remarks = [f"#{k} {swap_text(swap)} {reading}, says {claim}" for k, (swap, reading, claim) in enumerate(written, 1)]
     return judged(remarks, [reading == claim for _, reading, claim in written])
 
 
 def _made(rng: np.random.Generator, state: str, swap: Swap, hard_error: float, easy_error: float) -> str:
-    """Return the state that an imperfect teacher makes of a state."""
     is_wrong = rng.random() < (hard_error if is_hard(swap) else easy_error)
     return apply_mistaken(state, swap) if is_wrong else apply_swap(state, swap)
 
@@ -182,7 +169,7 @@ def _made(rng: np.random.Generator, state: str, swap: Swap, hard_error: float, e
 def _written_states(
     rng: np.random.Generator, start: str, swaps: list[Swap], hard_error: float, easy_error: float, claim_noise: float
 ) -> list[str]:
-    """Return the states of a solution, in which every step continues from the state before it, right or wrong."""
+    """Every step continues from the state before it, right or wrong."""
     states = [start]
     for swap in swaps:
         state = _made(rng, states[-1], swap, hard_error, easy_error)
@@ -191,7 +178,6 @@ def _written_states(
 
 
 def generator_example(config: StateTrackingConfig, seed: int, split: str, index: int) -> tuple[Problem, str]:
-    """Return (problem, the teacher's solution) for SFT of the generator."""
     rng = example_rng(seed, split, index)
     start, swaps = _draw(rng, config)
     states = _written_states(rng, start, swaps, config.hard_error, config.easy_error, claim_noise=0.0)
@@ -201,11 +187,9 @@ def generator_example(config: StateTrackingConfig, seed: int, split: str, index:
 def mixed_solution(
     config: StateTrackingConfig, seed: int, split: str, index: int
 ) -> tuple[Problem, str, np.random.Generator]:
-    """Return a problem, a solution and the random generator; both correct and wrong solutions are common.
+    """(problem, solution, random generator). Half of the solutions err on hard swaps, at a rate from U(0, 1).
 
-    Half of the solutions err on hard swaps at a rate drawn from U(0, 1), the other half not at all. `claim_noise` is
-    meant for stage 1: if nearly every claim is correct, copying the claim is as good as making the swap, and some
-    models learn to copy.
+    `claim_noise` is for stage 1: if nearly all claims are correct, some models learn to copy the claim.
     """
     rng = example_rng(seed, split, index)
     start, swaps = _draw(rng, config)
@@ -215,10 +199,7 @@ def mixed_solution(
 
 
 def verifier_example(config: StateTrackingConfig, seed: int, split: str, index: int) -> tuple[Problem, str, str]:
-    """Return (problem, solution, the teacher's verification) for SFT of the verifier.
-
-    The teacher works out each state from the state that the step before has written.
-    """
+    """The teacher works out each state from the one written before."""
     problem, solution, rng = mixed_solution(config, seed, split, index)
     start, swaps = question_parts(problem.question)
     claims = [match[3] for match in _STEP.finditer(solution)]
@@ -228,7 +209,6 @@ def verifier_example(config: StateTrackingConfig, seed: int, split: str, index: 
 def _readings(
     rng: np.random.Generator, start: str, swaps: list[Swap], claims: list[str], config: StateTrackingConfig
 ) -> list[str]:
-    """The state that the verifier's teacher makes of each state before."""
     return [
         _made(rng, written, swap, config.reading_error, config.easy_error)
         for written, swap in zip([start, *claims[:-1]], swaps, strict=True)
@@ -238,10 +218,8 @@ def _readings(
 def further_example(
     config: StateTrackingConfig, seed: int, split: str, index: int, prompt: str
 ) -> tuple[Problem, str, str, str]:
-    """Return (problem, solution, verification, response) for SFT of a prompt beside the roles' own
-    (text/prompts.py): a second try writes on from the first state that the verification corrects; a second judgement
-    says of each remark whether what it says is right, by a teacher who errs as the first one does; and a verifier that
-    is shown the answer does not err, so it has no verification before it."""
+    """(problem, solution, verification, response) for a further prompt (text/prompts.py). A second try writes on from
+    the first corrected state. A second judgement errs like the first. A verifier that sees the answer does not err."""
     problem, solution, rng = mixed_solution(config, seed, split, index)
     start, swaps = question_parts(problem.question)
     claims = [match[3] for match in _STEP.finditer(solution)]

@@ -1,11 +1,8 @@
-"""Stage-1 examples from a file of tagged solutions, such as the output of stage 0.
+"""Stage-1 examples from tagged solutions, such as the output of stage 0.
 
-Takes rows; returns a function of an index. Stage of the loop: stage 1 (SFT). A row has `question` (or `problem`),
-`solution` in the generator's format and, if the verifier has a stage 1 of its own, `verification` in the verifier's.
-
-`task.stage_one` names a file, or the workdir of stage 0, which stands for the train.parquet in it. If there is a
-validation.parquet beside the train.parquet, the held-out loss is measured on it. Otherwise rows of the file itself are
-held out, whole questions at a time.
+A row has `question` (or `problem`), `solution` and, if the verifier has its own stage 1, `verification`.
+`task.stage_one` names a file, or the workdir of stage 0 with its train.parquet. A validation.parquet beside it gives
+the held-out loss; otherwise whole questions of the file are held out.
 """
 
 from collections.abc import Callable
@@ -25,33 +22,24 @@ from tango_jax.tasks.task import SftExample
 
 
 class TaggedRow(NamedTuple):
-    """One example for each role; `verification` is empty if the file has none."""
-
     problem: Problem
     solution: str
     num_steps: int
     verification: str
 
     def example(self, role: str) -> SftExample:
-        """Return the example that the role imitates."""
         if role == "generator":
             return SftExample(self.problem, "", 0, self.solution)
         return SftExample(self.problem, self.solution, self.num_steps, self.verification)
 
 
 class TaggedRows(NamedTuple):
-    """The rows of the files that `task.stage_one` names."""
-
     rows: list[TaggedRow]
     heldout: list[TaggedRow]  # from a file of their own; if empty, some of `rows` are held out
 
 
 def read_stage_one(source: str, is_for_verifier: bool) -> TaggedRows:
-    """Read the rows to imitate and, if they have a file of their own, the rows for the held-out loss.
-
-    Raises:
-        ValueError: see `read_tagged_rows`.
-    """
+    """Rows to imitate and, if they have their own file, held-out rows. Raises ValueError as `read_tagged_rows`."""
     path = Path(source).expanduser()
     if source.startswith(HUB_PREFIX):
         return TaggedRows(read_tagged_rows(source, is_for_verifier), [])
@@ -68,12 +56,8 @@ def read_stage_one(source: str, is_for_verifier: bool) -> TaggedRows:
 
 
 def read_tagged_rows(source: str, is_for_verifier: bool, may_be_empty: bool = False) -> list[TaggedRow]:
-    """Read every row of a file or hub id.
-
-    Raises:
-        ValueError: the file does not exist, or a row lacks its question, a solution with steps and an answer or (for
-            the verifier) a verification with a judgement of each step and a verdict.
-    """
+    """Read a file or hub id. Raises ValueError: it does not exist, or a row lacks its question, a tagged solution or
+    (for the verifier) a verification with a judgement of each step and a verdict."""
     rows = []
     for row in read_rows(source, may_be_empty):
         fields = {str(key).lower(): value for key, value in row.fields.items()}
@@ -103,8 +87,6 @@ def read_tagged_rows(source: str, is_for_verifier: bool, may_be_empty: bool = Fa
 
 
 class TaggedExamples(NamedTuple):
-    """What a task needs from such a file."""
-
     sft_example: Callable[[str, str, int], SftExample]
     num_train: int
     num_heldout: int
@@ -121,14 +103,13 @@ def make_tagged_examples(
     over_fn: Callable[[str, SftExample], Over],
     excluded: frozenset[str] = frozenset(),
 ) -> TaggedExamples:
-    """Split the rows by seed, unless the held-out rows have a file of their own; rows over a limit are left out.
+    """Split the rows by seed, unless held-out rows have their own file.
 
     Args:
-        over_fn: see `prompt_lengths.make_over`.
-        excluded: `question_key` of the problems that must not be imitated.
+        over_fn: see `prompt_lengths.make_over`; rows over a limit are left out.
+        excluded: `question_key` of problems that must not be imitated.
 
-    Raises:
-        ValueError: too few rows remain.
+    Raises ValueError: too few rows remain.
     """
     row_of = {row.problem.id: row for row in (*tagged.rows, *tagged.heldout)}
 
@@ -137,7 +118,7 @@ def make_tagged_examples(
         roles = ROLES if row.verification else ("generator",)
         return Over(*map(max, zip(*(over_fn(role, row.example(role)) for role in roles), strict=True)))
 
-    # `excluded` applies only to imitation: the held-out loss may be measured on evaluation problems.
+    # The held-out loss may be measured on evaluation problems.
     heldout = [row.problem for row in tagged.heldout]
     set_aside = excluded | {question_key(problem.question) for problem in heldout}
     imitated = [row.problem for row in tagged.rows if question_key(row.problem.question) not in set_aside]

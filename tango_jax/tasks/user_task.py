@@ -1,8 +1,5 @@
-"""Tasks of users: the function that `task.name` names in; a Task out that checks what the user's functions return.
-
-The function takes the configuration and returns a `Task`. Whatever it or a function of that Task raises or returns by
-mistake ends in one line that names the setting, the file and the line. Stage of the loop: once, at the start of a run.
-"""
+"""User tasks: `task.name` names a function (config) -> `Task`. Its mistakes end in one line with setting, file and
+line."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -25,17 +22,13 @@ LOOKED_AT = 64  # problems that are checked when the task is made; a run checks 
 
 
 def load_user_task(config: ConfigDict) -> UserFunction:
-    """The function that `task.name` names. Raises ValueError if it cannot be loaded or does not take one argument."""
+    """Raises ValueError if `task.name` cannot be loaded or does not take one argument."""
     return load_function("task.name", config.task.name, ("config",))
 
 
 def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = ()) -> Task:
-    """Make the task, and check its first problems. `further`: prompts of the verifier beside its own.
-
-    Raises:
-        ValueError: a function of the user's failed or returned something else than tasks/task.py asks for, or prompts
-            are too long.
-    """
+    """`further`: the verifier's further prompts. Raises ValueError: a user's function failed or returned something else
+    than tasks/task.py says, or prompts are too long."""
     make_fn = load_user_task(config)
     task = make_fn.call(config)
     if not isinstance(task, Task):
@@ -66,7 +59,6 @@ def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer], further
 
 
 def _checked(make_fn: UserFunction, name: str, function: Callable) -> Callable:
-    """The function of that name in the Task, with its errors and its results checked."""
     own_fn = dataclasses.replace(make_fn, function=function)
 
     def call(*args: Any) -> Any:
@@ -80,7 +72,6 @@ def _checked(make_fn: UserFunction, name: str, function: Callable) -> Callable:
 
 
 def _mistake(name: str, result: Any, args: tuple) -> str:
-    """What is wrong with the result of one of the Task's functions; empty if nothing is."""
     if name == "pool_solution":
         is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str)
         return _problem_mistake(result[0]) if is_pair else "it must return a Problem and the text of a solution"

@@ -1,1 +1,1 @@
-"""Prompts and tokenizers: convert text to token ids, and ids back to text with the span of each token."""
+"""Prompts and tokenizers: text to token ids, and ids to text with the span of each token."""

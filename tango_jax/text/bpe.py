@@ -16,7 +16,7 @@ SPLITS = ("smollm", "gpt-2", "llama-bpe", "qwen2")
 
 
 class PieceKind(enum.IntEnum):
-    """The kind of a piece, numbered as in SentencePiece models and GGUF files."""
+    """Numbered as in SentencePiece models and GGUF files."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -27,21 +27,15 @@ class PieceKind(enum.IntEnum):
 
 
 class Pieces(NamedTuple):
-    """A vocabulary; both fields have one entry per token id."""
+    """One entry per token id."""
 
     texts: Sequence[str]
     kinds: Sequence[int]
 
 
 def byte_level_backend(pieces: Pieces, merges: Sequence[str], split: str) -> Tokenizer:
-    """Build a byte-level BPE tokenizer like GPT-2's: bytes are written as letters, and words are split before merging.
-
-    Args:
-        split: how text is split into words, one of SPLITS.
-
-    Raises:
-        ValueError: the split is unknown, or the merges do not match the pieces.
-    """
+    """Byte-level BPE like GPT-2's; `split`, one of SPLITS, separates words. Raises ValueError: the split is unknown, or
+    the merges do not match the pieces."""
     if split not in SPLITS:
         raise ValueError(f"pre-tokenizer {split!r} is not one of {', '.join(SPLITS)}")
     vocab = _vocab(pieces)
@@ -56,13 +50,8 @@ def byte_level_backend(pieces: Pieces, merges: Sequence[str], split: str) -> Tok
 
 
 def sentencepiece_backend(pieces: Pieces, scores: Sequence[float], has_prefix: bool) -> Tokenizer:
-    """Build a BPE tokenizer like SentencePiece's: spaces are written as a letter, unknown characters as bytes.
-
-    The pair that forms the piece with the highest score is merged first.
-
-    Args:
-        has_prefix: whether a space is added before the text and removed again by decoding.
-    """
+    """BPE like SentencePiece's: the pair that forms the piece with the highest score is merged first. `has_prefix`: a
+    space is added before the text, and decoding removes it."""
     blanks = normalizers.Replace(" ", METASPACE)
     model = models.BPE(
         vocab=_vocab(pieces),
@@ -82,11 +71,8 @@ def sentencepiece_backend(pieces: Pieces, scores: Sequence[float], has_prefix: b
 
 
 def read_sentencepiece(path: Path) -> Tokenizer:
-    """Load a SentencePiece model file, as shipped with Llama-2 and Mistral. The tokenizer starts prompts with its BOS.
-
-    Raises:
-        ValueError: the file is not a SentencePiece model, or its model is not BPE or rewrites the text.
-    """
+    """Load a SentencePiece model file (Llama-2, Mistral); prompts start with BOS. Raises ValueError: its model is not
+    BPE or rewrites the text."""
     proto = sentencepiece_model_pb2.ModelProto()
     try:
         proto.ParseFromString(path.read_bytes())
@@ -105,7 +91,7 @@ def read_sentencepiece(path: Path) -> Tokenizer:
 
 
 def add_bos(backend: Tokenizer, bos: str) -> None:
-    """Prepend `bos` to every sequence that is encoded with special tokens."""
+    """Prepend `bos` to every sequence encoded with special tokens."""
     backend.post_processor = processors.TemplateProcessing(
         single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, backend.token_to_id(bos))]
     )
@@ -122,7 +108,7 @@ def _byte_level_split(split: str) -> list:
 
 
 def _vocab(pieces: Pieces) -> dict[str, int]:
-    """Map every piece to its id, except unused pieces, which only fill rows of the embedding."""
+    """Unused pieces, which only fill rows of the embedding, are left out."""
     vocab = {}
     for token, (text, kind) in enumerate(zip(*pieces, strict=True)):
         if kind != PieceKind.UNUSED and vocab.setdefault(text, token) != token:
@@ -141,7 +127,7 @@ def _pairs(merges: Sequence[str], vocab: dict[str, int]) -> list[tuple[str, str]
 
 
 def _merges_of_scores(pieces: Pieces, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return every way to form a piece from two others, those of the piece with the highest score first."""
+    """The highest score first."""
     normal = {text: score for text, kind, score in zip(*pieces, scores, strict=True) if kind == PieceKind.NORMAL}
     merges = []
     for text, _ in sorted(normal.items(), key=lambda item: -item[1]):
@@ -151,7 +137,7 @@ def _merges_of_scores(pieces: Pieces, scores: Sequence[float]) -> list[tuple[str
 
 
 def _add_tokens(backend: Tokenizer, pieces: Pieces) -> None:
-    """Register control and user-defined pieces, which are matched in the text before anything else."""
+    """Control and user-defined pieces are matched in the text before anything else."""
     special = {PieceKind.CONTROL: True, PieceKind.UNKNOWN: True, PieceKind.USER_DEFINED: False}
     found = [(text, special[kind]) for text, kind in zip(*pieces, strict=True) if kind in special]
     backend.add_tokens([AddedToken(text, normalized=False, special=is_special) for text, is_special in found])

@@ -1,4 +1,4 @@
-"""Tokenizers for models trained from scratch: single characters, and symbols that stand for longer texts."""
+"""Tokenizers for models trained from scratch: single characters, and symbols for longer texts."""
 
 import io
 import re
@@ -13,18 +13,15 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from tango_jax.text.bpe import METASPACE
 
 _TAGS = ("think", "step", "answer", "step_verification", "final_verification")
-# Text that both roles write in every task (the text contract of arXiv 2505.15034).
+# What both roles write in every task (the text contract of arXiv 2505.15034).
 CONTRACT_SYMBOLS = (
     *(mark for tag in _TAGS for mark in (f"<{tag}>", f"</{tag}>")), "\\boxed{", "INCORRECT", "CORRECT",
 )  # fmt: skip
 
 
 def train_sentencepiece(alphabet: str, symbols: Sequence[str]) -> bytes:
-    """Train a character-level SentencePiece model and return its bytes.
-
-    It has one piece per letter of `alphabet` and one per symbol. Symbols may contain spaces; they are matched longest
-    first, before anything else.
-    """
+    """One piece per letter and per symbol. Symbols may contain spaces; they are matched first, the longest before
+    others."""
     assert not alphabet.endswith("\n"), "SentencePiece drops a line break at the end of a text"
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -48,16 +45,12 @@ def train_sentencepiece(alphabet: str, symbols: Sequence[str]) -> bytes:
 
 
 def printable_model() -> bytes:
-    """Return a SentencePiece model of the printable ASCII characters and the symbols of the text contract."""
     return train_sentencepiece("\n" + string.printable[:95], CONTRACT_SYMBOLS)
 
 
 def write_character_tokenizer(model: bytes, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json for a SentencePiece model without merges.
-
-    Such a model takes the longest symbol at each position, or a letter if no symbol matches. A regular expression with
-    the alternatives sorted longest first does the same.
-    """
+    """Write tokenizer.json and tokenizer_config.json, with a regular expression that takes the longest symbol, or else
+    a letter."""
     from transformers import PreTrainedTokenizerFast  # takes a second to import, and only exports need it
 
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)

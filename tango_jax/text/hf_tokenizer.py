@@ -1,8 +1,8 @@
 """Tokenizers of published models: byte-level BPE (Qwen2 to Qwen3, Llama-3, SmolLM, OLMo 2) and SentencePiece's BPE with
 byte fallback (Llama-2, Mistral, Gemma).
 
-Special tokens that occur in a template become their ids, as in transformers with `add_special_tokens=False`; in
-problems and in what models wrote they stay text (`Tokenizer.as_text`).
+Special tokens in a template become their ids, as in transformers with `add_special_tokens=False`. In problems and model
+output they stay text (`Tokenizer.as_text`).
 """
 
 import functools
@@ -21,23 +21,18 @@ from tango_jax.text.tokenizer import Tokenizer
 
 _MARK = re.compile(r"<[^<>\s]+>|\[[^][\s]+\]")  # such as <|im_end|> or [PAD]
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# What templates that state a date take for today (Llama 3.1's own default): a prompt must not change with the calendar.
+# "Today" for templates that state a date (Llama 3.1's default): a prompt must not change with the calendar.
 CHAT_DATE = "26 Jul 2024"
 _ANSWER = "an answer"  # placeholder that shows where a template puts the answer
-# Letters, spaces, digits, an accent, Chinese, an emoji, LaTeX: our decoding must agree with the library's on this text.
+# Letters, spaces, digits, an accent, Chinese, an emoji, LaTeX: our decoding must agree with the library's.
 _PROBE = "Two  words\n\t12 \u00e9 \u6570\u5b66 \U0001f642 \\frac{1}{2}$ <step>."
 
 
 def load_hf_tokenizer(folder: str | Path, vocab_size: int, use_chat: bool = False) -> Tokenizer:
-    """Load the tokenizer of a Hugging Face folder: tokenizer.json, or else the SentencePiece model tokenizer.model.
+    """Load tokenizer.json of a Hugging Face folder, or else the SentencePiece model tokenizer.model.
 
-    Args:
-        vocab_size: rows of the model's embedding; ids beyond the tokenizer's own stand for no text.
-        use_chat: wrap every prompt, as the user's turn, in the model's chat template.
-
-    Raises:
-        ValueError: files are missing, broken, of another family or contradict each other; there are more tokens than
-            `vocab_size`, no end-of-sequence id, or no chat template although `use_chat` is set.
+    `vocab_size`: rows of the embedding; ids beyond the tokenizer's stand for no text. `use_chat`: wrap every prompt in
+    the chat template. Raises ValueError: files are missing, broken, unsupported or contradict each other.
     """
     folder = Path(folder)
     settings = _read_json(folder / "tokenizer_config.json")
@@ -55,19 +50,15 @@ def load_hf_tokenizer(folder: str | Path, vocab_size: int, use_chat: bool = Fals
 
 
 class Chat(NamedTuple):
-    """A model's chat template, reduced to one user turn and the answer to it."""
-
     wrap_fn: Callable[[str], str]  # formats text as the first user turn of a conversation, up to the answer's start
     end_ids: tuple[int, ...]  # the special token that closes the answer; empty if plain text closes it
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a Hugging Face folder has the file of a tokenizer."""
     return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
 
 
 def load_backend(folder: Path) -> tokenizers.Tokenizer:
-    """Load the `tokenizers` object of a folder."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         if (folder / "tokenizer.model").is_file():
@@ -83,11 +74,8 @@ def load_backend(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _add_listed_tokens(backend: tokenizers.Tokenizer, settings: dict, folder: Path, vocab_size: int) -> None:
-    """Add the tokens that only `added_tokens_decoder` or added_tokens.json name, such as the marks of chat turns.
-
-    A tokenizer.model has none of them, a tokenizer.json nearly always all. Ids beyond the model's embedding are left
-    out: such a token, often one for padding, cannot be used.
-    """
+    """Add the tokens that only `added_tokens_decoder` or added_tokens.json name, such as the marks of chat turns. Ids
+    beyond the embedding, often for padding, are left out."""
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     try:
         listed = {int(token): tokenizers.AddedToken(record["content"],
@@ -123,15 +111,12 @@ def make_tokenizer(
 ) -> Tokenizer:
     """Reduce a `tokenizers` object to what the loop needs, and check that our decoding agrees with the library's.
 
-    The first of `stop_ids` ends the responses of stage 1. With `chat`, this is the token with which the template closes
-    an answer, which may be missing from a base model's `stop_ids`; sampling then stops at any of them.
-
-    Raises:
-        ValueError: there are more tokens than `vocab_size`, stop ids outside of it, or tokens of an unsupported family.
+    The first of `stop_ids` ends the responses of stage 1. With `chat` it closes the template's answers; a base model's
+    `stop_ids` may lack it. Raises ValueError: ids outside of `vocab_size`, or tokens of an unsupported family.
     """
     added = backend.get_added_tokens_decoder()
     controls = {token for token, entry in added.items() if _is_control(entry)}
-    # Marks beyond the embedding are no text and cannot be used: Gemma 3's small models have no row for that of images.
+    # Gemma 3's small models have no embedding row for the mark of images: such marks cannot be used.
     used = (token for token in backend.get_vocab(with_added_tokens=True).values() if token not in controls)
     size = max(used, default=-1) + 1
     if size > vocab_size:
@@ -179,14 +164,8 @@ def make_tokenizer(
 def make_chat(
     backend: tokenizers.Tokenizer, template: str | None, special_tokens: dict[str, str], source: str
 ) -> Chat:
-    """Build the chat template of a model.
-
-    The text that `wrap_fn` returns contains the special tokens, including BOS if the template writes it, so it must be
-    encoded without adding any.
-
-    Raises:
-        ValueError: there is no template, or it does not accept a conversation of one user turn.
-    """
+    """`wrap_fn` writes the special tokens, BOS included if the template has it. Raises ValueError: there is no
+    template, or it does not accept one user turn."""
     from transformers import PreTrainedTokenizerFast  # takes a second to import, and only chat prompts need it
 
     if not template:
@@ -226,7 +205,7 @@ def _render(renderer, text: str) -> str:
 
 
 def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int, source: str) -> tuple[bytes, ...]:
-    """Return the bytes of every id; empty for control tokens and for ids that the tokenizer does not have."""
+    """Empty for control tokens and for ids that the tokenizer lacks."""
     state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     decoders = [state, *state.get("decoders", [])]
     if any(decoder.get("type") == "ByteLevel" for decoder in decoders):
@@ -251,12 +230,12 @@ def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int, source: str) ->
 
 
 def _is_control(added: tokenizers.AddedToken) -> bool:
-    """Whether an added token is no text. The tags of the text contract are text even where they are special tokens."""
+    """The tags of the text contract are text even where they are special tokens."""
     return added.special and added.content not in CONTRACT_SYMBOLS
 
 
 def byte_letters() -> str:
-    """Return the letters that stand for the 256 bytes in a byte-level vocabulary (GPT-2's alphabet)."""
+    """GPT-2's alphabet: letters for the 256 bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return "".join(chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256))
@@ -274,7 +253,7 @@ def _metaspace_bytes(piece: str) -> bytes:
 
 
 def _bos_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tuple[int, ...]:
-    """Return the ids that the model's own tokenizer prepends, by `add_bos_token` or else by its post-processor."""
+    """By `add_bos_token`, or else by the tokenizer's post-processor."""
     adds_bos = settings.get("add_bos_token")
     if adds_bos is None:
         bare = backend.encode("a", add_special_tokens=False).ids
@@ -286,11 +265,8 @@ def _bos_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tup
 
 
 def _stop_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tuple[int, ...]:
-    """Return the end-of-sequence ids: the tokenizer's own, with which training ends responses, then the model's.
-
-    The order matters: Llama-3.1-Instruct's generation config lists <|end_of_text|> first, but its turns close with
-    <|eot_id|>.
-    """
+    """First the tokenizer's, with which stage 1 ends responses, then the model's. Llama-3.1-Instruct's generation
+    config lists <|end_of_text|> first, but its turns close with <|eot_id|>."""
     settings = _read_json(folder / "special_tokens_map.json") | settings
     own_text = _token_text(settings.get("eos_token"))
     for name in ("generation_config.json", "config.json"):
@@ -313,12 +289,11 @@ def _id_of(backend: tokenizers.Tokenizer, text: str | None, name: str, folder: P
 
 
 def _token_text(token: str | dict | None) -> str | None:
-    """Return the text of a special token, which files store either as a string or as a record."""
     return token["content"] if isinstance(token, dict) else token
 
 
 def _chat_template(folder: Path, settings: dict) -> str | None:
-    """Return the folder's chat template from any of three possible files; of several named templates, the default."""
+    """Of several named templates, the default."""
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8-sig")
     template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
@@ -328,11 +303,10 @@ def _chat_template(folder: Path, settings: dict) -> str | None:
 
 
 def has_chat_template(folder: str | Path) -> bool:
-    """Whether the tokenizer of a Hugging Face folder comes with a chat template. Raises ValueError: broken files."""
+    """Raises ValueError if files are broken."""
     folder = Path(folder)
     return bool(_chat_template(folder, _read_json(folder / "tokenizer_config.json")))
 
 
 def _read_json(path: Path) -> dict:
-    """What one of the tokenizer's files holds; empty where the model comes without this file."""
     return read_json_object(path, "copy it from the model's page again") if path.is_file() else {}

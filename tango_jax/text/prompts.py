@@ -1,8 +1,7 @@
-"""What a role is asked: the records that a prompt is about in, token ids out.
+"""Prompts: the records that a prompt is about in, token ids out.
 
-A `Prompt` says what stands in the fields of the role's template (templates.py), so that any template serves. SOLVE and
-JUDGE are those of the roles; the others belong to relatives of the method (method/relatives.py), and a method of a user
-brings more.
+A `Prompt` fills the fields of any template (templates.py). SOLVE and JUDGE are the roles' own; the others belong to
+relatives of the method (method/relatives.py), or to users' methods.
 """
 
 import dataclasses
@@ -24,9 +23,8 @@ from tango_jax.text.tokenizer import Tokenizer
 
 
 class Fields(NamedTuple):
-    """What stands in a template: `question` for {problem}; of the verifier's, `text` for {solution}, and `num_steps`. A
-    generator's question that shows `text` is a function of it. The end of `text` is cut off where the prompt is too
-    long."""
+    """`question` stands for {problem}. In the verifier's template, `text` stands for {solution}; its end is cut off
+    where the prompt is too long. A generator's question that shows `text` is a function of it."""
 
     question: str | Callable[[str], str]
     text: str = ""
@@ -37,9 +35,9 @@ class Fields(NamedTuple):
 class Prompt:
     """One kind of prompt.
 
-    name: of the responses to it, in metrics, rollouts and stage 1.
+    name: of its responses in metrics, rollouts and stage 1.
     role: generator or verifier: whose template it fills, and how the response is read.
-    fields: (what the prompt is about, whether the template is a plain one without instructions) -> Fields.
+    fields: (what the prompt is about, whether the template is plain, without instructions) -> Fields.
     stream: the name of its random numbers; empty: `name`.
     """
 
@@ -100,12 +98,10 @@ PROMPTS = MappingProxyType({one.name: one for one in (SOLVE, JUDGE, SECOND_TRY, 
 
 
 def solution_of(problem: Problem, text: str, num_steps: int = 0) -> Solution:
-    """A solution that was not sampled, as prompts about it need it."""
     return Solution(problem, text, ("",) * num_steps, (), 1.0, True, None)
 
 
 def verification_of(problem: Problem, solution: str, verification: str, num_steps: int = 0) -> Verification:
-    """A solution and its verification that were not sampled, as prompts about them need them."""
     judged = solution_of(problem, solution, num_steps)
     return Verification(verification, (), "INVALID", 1.0, True, judged.steps, of=judged)
 
@@ -113,11 +109,8 @@ def verification_of(problem: Problem, solution: str, verification: str, num_step
 def prompt_ids(
     prompt: Prompt, template: str, tokenizer: Tokenizer, parent: Any, max_prompt: int
 ) -> tuple[list[int], bool]:
-    """The token ids of a prompt about `parent`, and whether the end of its text was cut off to fit `max_prompt` tokens.
-
-    Raises:
-        PromptTooLong: it is too long even without the text.
-    """
+    """Token ids, and whether the end of the text was cut off. Raises PromptTooLong: it is too long even without the
+    text."""
     problem, fields = problem_of(parent), prompt.fields(parent, template in (GENERATOR_PLAIN, VERIFIER_PLAIN))
     if prompt.role == "verifier":
         asked = dataclasses.replace(problem, question=fields.question)

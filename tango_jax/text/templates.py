@@ -1,7 +1,6 @@
-"""Prompts of both roles.
+"""Prompt templates. A template is one of the names below, the path of a text file, or its text.
 
-A template is one of the names below, the path of a text file, or its text. It may use {problem}, {solution} and
-{num_steps}, which are replaced literally, so LaTeX braces need no escaping.
+It may use {problem}, {solution} and {num_steps}, which are replaced literally: LaTeX braces need no escaping.
 """
 
 import bisect
@@ -56,8 +55,7 @@ Solution in {num_steps} steps:
 Verification:
 """
 
-# For models that are trained from scratch: instructions would teach them nothing and cost tokens, so the prompt
-# contains only the problem and the solution. The format is learned in stage 1.
+# For models trained from scratch: instructions would teach them nothing. They learn the format in stage 1.
 GENERATOR_PLAIN = "{problem}\n"
 VERIFIER_PLAIN = "{problem}\n{solution}\n{num_steps}\n"
 
@@ -69,7 +67,7 @@ TEMPLATES = {
     ("generator", "last_letter"): GENERATOR_PLAIN,  # an earlier name, which finished runs have in their settings
     ("verifier", "last_letter"): VERIFIER_PLAIN,
 }
-# The number of steps that is assumed when problems are filtered by the length of their prompts.
+# The number of steps assumed when problems are filtered by the length of their prompts.
 MANY_STEPS = 99
 FIELDS = {"generator": ("{problem}",), "verifier": ("{problem}", "{solution}", "{num_steps}")}
 
@@ -79,11 +77,8 @@ class PromptTooLong(ValueError):
 
 
 def load_template(role: str, name: str) -> str:
-    """Return the text of a template; a `name` with {problem} in it is that text.
-
-    Raises:
-        ValueError: `name` is neither known nor a readable file, or the template lacks a field that the role needs.
-    """
+    """A `name` with {problem} in it is the text. Raises ValueError: `name` is neither known nor a readable file, or a
+    field is missing."""
     if (role, name) in TEMPLATES:
         return TEMPLATES[role, name]
     is_file = is_template_file(role, name)
@@ -95,7 +90,6 @@ def load_template(role: str, name: str) -> str:
 
 
 def is_template_file(role: str, name: str) -> bool:
-    """Whether a template is neither known by its name nor the text itself, so that it must be a file."""
     return (role, name) not in TEMPLATES and "{problem}" not in name
 
 
@@ -112,12 +106,12 @@ def _read_template(role: str, name: str) -> str:
 
 
 def templates_digest(templates: Mapping[str, str]) -> str:
-    """A digest of {role: text of its template}, by which a run knows whether a template file has changed."""
+    """From {role: text}: a run knows by it whether a template file has changed."""
     return hashlib.sha256(json.dumps(dict(templates)).encode()).hexdigest()
 
 
 def fill(template: str, **fields: str) -> str:
-    # In one pass, so that a problem or a solution that happens to contain a field's name is left unchanged.
+    # In one pass: a problem or solution may contain a field's name.
     return re.sub(rf"\{{({'|'.join(fields)})\}}", lambda match: fields[match[1]], template)
 
 
@@ -130,11 +124,8 @@ def verifier_prompt(
 ) -> tuple[list[int], bool]:
     """Return the prompt ids, and whether the end of the solution was cut off to fit `max_prompt` tokens.
 
-    Model text never causes an error. If the number of steps takes more tokens than MANY_STEPS and leaves no room even
-    for an empty solution, the prompt states MANY_STEPS instead, with which the problem has passed the length filter.
-
-    Raises:
-        PromptTooLong: the prompt is too long even with MANY_STEPS and without the solution.
+    Model text never causes an error: if the number of steps leaves no room, the prompt states MANY_STEPS, with which
+    the problem has passed the length filter. Raises PromptTooLong: even that does not fit.
     """
 
     question = tokenizer.as_text(problem.question)
@@ -157,14 +148,12 @@ def verifier_prompt(
 
 
 def longest_that_fits(text: str, length_fn: Callable[[str], int], limit: int) -> str:
-    """The longest beginning of a text with which a prompt has at most `limit` tokens."""
     prefixes = range(1, len(text) + 1)
     return text[: bisect.bisect_right(prefixes, limit, key=lambda length: length_fn(text[:length]))]
 
 
 def judged(remarks: Sequence[str], is_right: Sequence[bool], end: str = "") -> str:
-    """A verification as the templates ask for it, to imitate: a remark on each step with its mark, and the verdict, by
-    which a solution is right if all of its steps are. `end` follows each line."""
+    """A verification to imitate. The verdict is CORRECT if all steps are; `end` follows each line."""
     marks = ["CORRECT" if right else "INCORRECT" for right in (*is_right, all(is_right))]
     pairs = zip(remarks, marks[:-1], strict=True)
     blocks = "".join(f"<step>{remark} \\boxed{{{mark}}}</step>{end}" for remark, mark in pairs)

@@ -1,8 +1,6 @@
-"""Conversion of text to token ids and back, with the character span of every token.
+"""Text to token ids and back, with the character span of every token.
 
-The text of a response is the UTF-8 decoding of the bytes of its tokens. Spans therefore come from the sampled ids
-themselves, never from tokenizing the text again, and a character whose bytes are split across two tokens ends in the
-second one.
+Spans come from the sampled ids. A character split across two tokens ends in the second one.
 """
 
 import bisect
@@ -15,15 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 import sentencepiece
 
 PAD_ID = 0  # only fills arrays; masks come from lengths, so it may equal a real token
-# What an unknown character is decoded to, and so the one character that cannot be told from it.
+# What an unknown character is decoded to, so the one character that cannot be told from it.
 _UNKNOWN = "\ufffd"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer reduced to what the loop needs."""
-
     encode_fn: Callable[[str], list[int]]
     token_bytes: tuple[bytes, ...]  # the bytes that each id stands for; empty for control tokens
     bos_ids: tuple[int, ...]  # prepended to every prompt; empty if the model has no BOS
@@ -43,17 +39,17 @@ class Tokenizer:
         return ids if bos and ids[: len(bos)] == bos else [*bos, *ids]  # a template may spell it out
 
     def as_text(self, text: str) -> str:
-        """The text with a space inside all that would become a special token: a solution that spells out the end of a
-        turn must not end one in the verifier's prompt."""
+        """Break up special tokens: a solution that spells out the end of a turn must not end one in the verifier's
+        prompt."""
         found = [special for special in self.special_texts if special and special in text]
         if not found:
             return text
         pattern = "|".join(map(re.escape, sorted(found, key=len, reverse=True)))
-        # A special token of one character cannot be spelled in another way, so it is left out.
+        # A special token of one character cannot be spelled otherwise, so it is left out.
         return re.sub(pattern, lambda match: f"{match[0][0]} {match[0][1:]}" if len(match[0]) > 1 else "", text)
 
     def encode_response(self, text: str) -> list[int]:
-        """Return the ids of a text to imitate, ending with the stop id."""
+        """Ends with the stop id."""
         ends = tuple(filter(None, self.special_texts))  # such as the end of a turn, which files often keep
         while ends and text.rstrip().endswith(ends):
             text = text.rstrip()
@@ -64,14 +60,14 @@ class Tokenizer:
         return self.decode_with_ends(ids)[0]
 
     def decode_for_reader(self, ids: Sequence[int]) -> str:
-        """The text with its special tokens spelled out, such as <|im_end|>, which `decode` leaves out."""
+        """With special tokens spelled out, such as <|im_end|>, which `decode` leaves out."""
         tokens_of_texts = [(text, self.encode_fn(text)) for text in self.special_texts]
         spelled = {tokens[0]: text for text, tokens in tokens_of_texts if len(tokens) == 1}
         parts = itertools.groupby(ids, key=spelled.get)
         return "".join(text * len(list(run)) if text else self.decode(list(run)) for text, run in parts)
 
     def decode_with_ends(self, ids: Sequence[int]) -> tuple[str, list[int]]:
-        """Return the text and, for each token, the number of characters that are complete after it."""
+        """The text and, for each token, the number of characters complete after it."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         pieces, ends, total = [], [], 0
         may_strip = self.strips_blank
@@ -90,13 +86,11 @@ class Tokenizer:
 
 
 def is_readable(tokenizer: Tokenizer, text: str) -> bool:
-    """Whether the tokenizer has tokens for all of a text, in which nothing stands for an unknown character."""
     return _UNKNOWN not in tokenizer.decode(tokenizer.encode_fn(text))
 
 
 def unreadable_characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
-    """The characters of the texts that the tokenizer has no token for where they stand ("#" may be known in "#1" only),
-    each once, in the order of the alphabet."""
+    """The characters, sorted, without a token where they stand ("#" may be known in "#1" only)."""
     texts = list(texts)
     suspects = {c for c in set().union(*texts) if c != _UNKNOWN and not is_readable(tokenizer, c)}
 
@@ -110,13 +104,12 @@ def unreadable_characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[st
 
 
 def token_of_character(ends: Sequence[int], character: int) -> int:
-    """Index of the token that completes the given character; -1 if the text does not reach it."""
+    """-1 if the text does not reach the character."""
     token = bisect.bisect_right(ends, character)
     return token if token < len(ends) else -1
 
 
 def load_sentencepiece(model: bytes) -> Tokenizer:
-    """Load a tokenizer from the bytes of a SentencePiece model."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
 
     def piece_bytes(token: int) -> bytes:
