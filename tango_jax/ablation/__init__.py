@@ -1,1 +1,1 @@
-"""Experiments of many runs: the cells of a grid, several runs at a time, one table of all, statistics and figures."""
+"""Experiments of many runs: the cells of a grid, parallel runs, one table, statistics and figures."""

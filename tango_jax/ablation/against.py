@@ -1,7 +1,6 @@
 """All arms of all settings against one of them: a table and `against.png`, for `ablate --figures ... --against=ARM`.
 
-What differs in more than the arm is marked. Means are over the generator steps that all runs have, and over the tokens
-that all runs sampled by then.
+Means are over the generator steps that all runs have, and over the tokens that all runs sampled by then.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +62,7 @@ class Member(NamedTuple):
 
     @property
     def is_like_reference(self) -> bool:
-        """Whether the arm alone differs. Where a table does not tell, another setting is a difference."""
+        """Whether the arm alone differs. A missing digest and another setting count as a difference."""
         ours, theirs = self.pairs.arms
         both = [(ours[unit], theirs[unit]) for unit in ours]
         rows = [(one.evaluations[0], other.evaluations[0]) for one, other in both]
@@ -89,7 +88,7 @@ def compare(settings: Settings, against: str) -> tuple[str, Figure]:
 def _reference(found: Mapping[tuple[str, str], Curves], against: str) -> tuple[str, str]:
     arm, _, setting = against.partition(":")
     of_arm = [key for key in found if key[0] == arm]
-    # Without a setting: the arm that has none, or the arm's only one.
+    # Without a setting: the arm without one, or the arm's only setting.
     named = [key for key in of_arm if key[1] == setting] or (of_arm if not setting else [])
     known = ", ".join(":".join(filter(None, key)) for key in found)
     count = len(named) or "none"
@@ -119,7 +118,6 @@ def _table(task: str, members: Sequence[Member], reference: Member, span: int, t
 
 
 def _compared(member: Member, reference: Member, bound: Member | None, tokens: int) -> tuple[list[str], str, str]:
-    """The cells that compare a member with the reference: over steps, over tokens, and to an accuracy."""
     pairs = member.pairs
     if member is reference:
         return [""] * (4 if bound else 3), "", ""
@@ -145,7 +143,6 @@ def _by_start(values: Mapping[Unit, float]) -> str:
 
 
 def _draw(task: str, members: Sequence[Member], reference: Member, span: int, tokens: int) -> Figure:
-    """A row for each member: two panels of accuracy, and one of differences from the reference."""
     looks = looks_of(list(dict.fromkeys(member.arm for member in members)))
     title = (f"{task}: mean accuracy over the first {span} generator steps, and over the first "
              f"{tokens / 1000:,.0f}k tokens\nlines: 95 % intervals (t) over start means, which are the ticks")
@@ -169,7 +166,7 @@ def _draw(task: str, members: Sequence[Member], reference: Member, span: int, to
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
         axes.set_xlabel(name, fontsize=8)
     for axes in (steps, same_tokens):
-        axes.set_xlim(-0.03, 1.03)  # with whole markers at the ends
+        axes.set_xlim(-0.03, 1.03)
     steps.set_yticks(range(len(members)), [title_of(label_of(member.arm), member.setting) for member in members])
     steps.set_ylim(len(members) - 0.5, -0.5)
     return figure

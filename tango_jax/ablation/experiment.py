@@ -1,4 +1,4 @@
-"""A whole experiment: makes what is missing of a plan, in this process or in several, and writes its table."""
+"""A whole experiment: makes the missing runs of a plan, and writes its table."""
 
 import hashlib
 import json
@@ -27,13 +27,13 @@ TABLE = "ablation.csv"
 
 
 class Outcome(NamedTuple):
-    rows: list[Evaluation]  # of every run that is finished; in the first process alone
+    rows: list[Evaluation]  # finished runs; only in the first process
     failed: dict[str, str]  # name of a run -> the last line of its log
 
 
 def run_experiment(plan: Plan, console: Console) -> Outcome:
-    """Make what is missing of a plan. Its table is written after every run. Raises ValueError for a workdir with other
-    settings and for workers that cannot be, and Preempted on SIGTERM."""
+    """Make what is missing of a plan, and write the table after every run. Raises ValueError for a workdir with other
+    settings and for impossible workers, and Preempted on SIGTERM."""
     workers = plan.config.ablation.workers
     check_plan(plan)
     if workers == 1:
@@ -48,7 +48,6 @@ def run_experiment(plan: Plan, console: Console) -> Outcome:
 
 
 def write_results_table(plan: Plan) -> list[Evaluation]:
-    """Write the table of every run that is finished by now, and return its rows."""
     rows = []
     for run in plan.runs:
         if run.is_finished():
@@ -86,7 +85,7 @@ def _run_in_workers(plan: Plan, console: Console) -> dict[str, str]:
     for stage in stage_ones_of(runs):
         if stage.is_finished():
             continue
-        if stage.folder == plan.workdir:  # which this process has locked, as the work itself would
+        if stage.folder == plan.workdir:  # this process has locked the folder, as the work itself would
             _run_stage_one(stage, _SharedPolicies(), console, preemption)
         else:
             stages[stage.folder] = Job(f"stage_one/{stage.folder.name}", "sft", stage.config, stage.folder)
@@ -104,7 +103,7 @@ def _keep_settings(plan: Plan) -> None:
 
 
 class _SharedPolicies:
-    """The policies of the last run, with all that is compiled, for a next one with the same roles."""
+    """The compiled policies of the last run, for a next run with the same roles."""
 
     def __init__(self):
         self._key, self._policies = "", {}

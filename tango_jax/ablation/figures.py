@@ -1,7 +1,4 @@
-"""The figures of an experiment, from the rows of its table alone: curves_<task>_<setting>.png for every setting.
-
-Accuracy of every arm over generator steps and over sampled tokens, and what the method is ahead of the baseline.
-"""
+"""The figures of an experiment, from its table alone: curves_<task>_<setting>.png for every setting."""
 
 import re
 from collections.abc import Sequence
@@ -42,10 +39,9 @@ from tango_jax.tracking.plots import (
 
 
 def draw_figures(rows: Sequence[Evaluation], folder: Path) -> list[Path]:
-    """Draw a figure for every setting. Returns their files."""
     files = []
     for (task, setting), arms in learning(rows).items():
-        name = re.sub(r"[^\w.-]+", "_", Path(task).name)  # of a function in a file: without what is no file's name
+        name = re.sub(r"[^\w.-]+", "_", Path(task).name)  # a task from a file may have characters that file names lack
         files.append(folder / f"{'_'.join(filter(None, ['curves', name, setting]))}.png")
         save_figure(_curves(task, setting, arms), files[-1])
     return files

@@ -6,11 +6,10 @@ An axis of the grid is a config key with a list of values, or a name with labell
     {"words": {"4": {"task.rl_words": (4, 4), "task.test_words": (4, 4)},
                "8": {"task.rl_words": (8, 8), "task.test_words": (8, 8)}}}
 
-The settings of a label may include `ablation.arms` and `ablation.seeds`, and `seed` for stage 1. A cell's folder is
-`words=8,data_seed=3`; an empty label, without settings, adds nothing. Axes that change the start alone (START_KEYS) are
-no part of its setting, `words=8`: results are means over starts and seeds of a setting.
+A label may set `ablation.arms` and `ablation.seeds`, and `seed` for stage 1. A cell's folder is `words=8,data_seed=3`;
+an empty label adds nothing. Axes of starts (START_KEYS) are no part of the setting, `words=8`, over which results are
+averaged. Cells share a stage 1 where the tokenizer and all settings but NOT_IN_STAGE_ONE are equal.
 
-Cells share a stage 1 where the tokenizer and all settings but NOT_IN_STAGE_ONE are equal.
 """
 
 import dataclasses
@@ -32,7 +31,7 @@ from tango_jax.tasks.registry import tokenizer_model
 from tango_jax.tracking.run_config import ANY_TIME
 
 START_KEYS = {"task.data_seed", "seed", "generator.init_from", "verifier.init_from"}
-# What stage 1 does not depend on, as patterns of fnmatch.
+# Patterns of fnmatch.
 NOT_IN_STAGE_ONE = (
     "arm", "checkpoint.*", "eval.*", "generate.*", "rl.*", "task.rl_*", "task.test_*", "task.verifier_*",
     "task.grader", *(key for key, declared in KEYS.items() if declared.change in ANY_TIME),
@@ -42,17 +41,17 @@ NOT_IN_STAGE_ONE = (
         "top_k", "top_p",
     )),
 )  # fmt: skip
-SHORTENED = ("task.", "rl.")  # prefixes of keys that the names of cells leave out
+SHORTENED = ("task.", "rl.")  # left out of the names of cells
 LABEL = re.compile(r"[\w.+-]+")
 MAX_NAME = 200  # characters; file systems allow 255 bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    name: str  # of its folder; empty: the experiment's own
+    name: str  # of its folder; empty: the experiment's folder
     setting: str  # the name without what makes a start
     config: ConfigDict  # arms and seeds of its runs are in `ablation`
-    stage_one: str | None  # name of its stage 1; cells of the same name share it. None: there is none to run
+    stage_one: str | None  # name of its stage 1, shared by cells; None: no stage 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +66,7 @@ class Axis:
 
 
 def make_cells(config: ConfigDict) -> list[Cell]:
-    """The cells of the grid; without one a single cell with an empty name. Raises ValueError for a mistake in the grid;
-    the cells' settings are not validated."""
+    """The cells of the grid, not validated; without a grid one cell with an empty name. Raises ValueError."""
     axes = [_axis(key, values) for key, values in config.ablation.grid.items()]
     _check_axes(axes)
     choices = list(itertools.product(*(axis.labels for axis in axes)))
@@ -96,7 +94,7 @@ def stage_one_facts(config: ConfigDict) -> dict[str, str] | None:
         return None
     patterns = list(NOT_IN_STAGE_ONE)
     for role in ROLES:
-        if config[role].sft.full or not config[role].model.lora.rank:  # it trains all parameters
+        if config[role].sft.full or not config[role].model.lora.rank:
             patterns += [f"{role}.model.lora.*", f"{role}.sft.full"]
     facts = {
         key: json.dumps(value, default=list) for key, value in flatten(config).items()
@@ -172,7 +170,7 @@ def _name(axes: Sequence[Axis], choice: Sequence[str], parts: Sequence[Axis] | N
 
 
 def _check_starts(cells: list[Cell]) -> None:
-    """The table has no columns for a cell but its setting and start."""
+    """The table identifies a cell by its setting and start alone."""
     named = {}
     for cell in cells:
         start = (cell.setting, cell.config.task.data_seed)

@@ -2,6 +2,7 @@
 
 A run is in DIR/<cell>/<arm>/seed_<n>, its stage 1 in DIR/stage_one/<name>/sft; without a grid in DIR/<arm>/seed_<n>,
 and DIR/sft.
+
 """
 
 import dataclasses
@@ -65,7 +66,6 @@ class Plan:
     runs: list[PlannedRun]  # in the order in which they are made
 
     def unfinished(self) -> list[PlannedRun]:
-        """All processes must call this."""
         is_finished = hosts.from_first([run.is_finished() for run in self.runs])
         return [run for run, is_done in zip(self.runs, is_finished, strict=True) if not is_done]
 
@@ -75,8 +75,8 @@ def stage_ones_of(runs: Sequence[PlannedRun]) -> list[StageOne]:
 
 
 def make_plan(config: ConfigDict, workdir: Path) -> Plan:
-    """The plan of an experiment, by seeds: an interrupted one has comparisons for the first. Raises ValueError for a
-    mistake in the grid, or in the settings of a cell."""
+    """Runs are ordered by seed: an interrupted experiment has whole comparisons. Raises ValueError for a mistake in the
+    grid, or in the settings of a cell."""
     cells = make_cells(config)
     for cell in cells:
         _validate(cell)
@@ -89,8 +89,8 @@ def make_plan(config: ConfigDict, workdir: Path) -> Plan:
 
 
 def check_plan(plan: Plan) -> None:
-    """Check what is in the folders of the runs, and where the cells start. All processes must call this. Raises
-    ValueError for runs with other settings or another method, and for a checkpoint of no use."""
+    """Check the folders of the runs and the starts of the cells. All processes must call this. Raises ValueError for
+    runs with other settings or another method, and for an unusable checkpoint."""
     check_config(plan.config, plan.workdir / "config.json")
     for run in plan.runs:
         if (run.folder / "metrics.jsonl").exists():
@@ -119,7 +119,7 @@ def _validate(cell: Cell) -> None:
 
 
 def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[str, StageOne]) -> PlannedRun:
-    """A run; its stage 1 is added to `stage_ones` unless another run has it."""
+    """A run; a new stage 1 is added to `stage_ones`."""
     config, stage_one = _of_a_run(cell.config, arm, seed), None
     if cell.stage_one is not None:
         stage_name = ",".join(filter(None, (cell.stage_one, _stage_one_kind(cell, arm))))
@@ -133,22 +133,20 @@ def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[st
 
 
 def _stage_one_kind(cell: Cell, arm: str) -> str:
-    """What makes an arm's stage 1 differ from the cell's: one policy for both roles, unless all arms share it, or
-    further prompts; empty: nothing."""
+    """What an arm's stage 1 changes in the cell's: one policy for both roles, or further prompts; empty: nothing."""
     kind = load_method(_of_a_run(cell.config, arm, cell.config.seed)).stage_one_kind
     return kind.removeprefix("one_policy").lstrip(",") if cell.config.verifier.adapter == "generator" else kind
 
 
 def _of_a_run(config: ConfigDict, arm: str, seed: int) -> ConfigDict:
-    """The settings of a run, without those of the experiment."""
     run = config.copy_and_resolve_references()
     run.arm, run.seed, run.ablation, run.compare_with = arm, seed, default_config().ablation, ""
     return run
 
 
 def _stage_one(cell: Cell, arm: str, name: str, workdir: Path) -> StageOne:
-    """A stage 1, with the settings that it was begun with, since another cell may have come first then. Raises
-    ValueError if it depends on those that have changed."""
+    """A stage 1 with its stored settings, since another cell may have begun it. Raises ValueError if those that it
+    depends on have changed."""
     is_own_kind = name != cell.stage_one
     if not cell.config.ablation.grid and not is_own_kind:
         return StageOne(workdir, cell.config)

@@ -84,7 +84,6 @@ def sampled_at_start(arms: Arms) -> float | None:
 
 
 def ends_text(arms: Mapping[str, Curves], span: int) -> str:
-    """Which steps means are over, if some runs have more."""
     ends = {arm: sorted({curve.last_step for curve in curves.values()}) for arm, curves in arms.items()}
     if all(found == [span] for found in ends.values()):
         return ""
@@ -183,7 +182,7 @@ def difference_text(pairs: Pairs, measure_fn: Callable = mean_accuracy) -> str:
 
 
 def gap_text(arm: Curves, low: Curves, high: Curves) -> str:
-    """The share of the gap that an arm closes; with the units and steps of all three, where the pair has others."""
+    """The share of the gap that an arm closes, with units and steps where they are not the pair's."""
     if arm is high:
         return "1"
     pairs, three = pairs_of(arm, low), pairs_of(arm, low, high)
@@ -196,7 +195,6 @@ def gap_text(arm: Curves, low: Curves, high: Curves) -> str:
 
 
 def ratio_text(pairs: Pairs, measure_fn: Callable) -> str:
-    """A ratio of means, marked where runs are censored."""
     if not pairs.units:
         return "no common runs"
     both = [measured(curves, measure_fn) for curves in pairs.arms]
@@ -244,7 +242,6 @@ def _score(curves: Curves, name: str) -> str:
 
 
 def _live(curves: Curves) -> str:
-    """The sampled verifier on live solutions, at the first and the last evaluation."""
     found = measured(curves, lambda curve: curve.of("verifier_live_step_f1"))
     found = {unit: values[np.isfinite(values)] for unit, values in found.items()}
     if not all(values.size > 1 for values in found.values()):
@@ -255,7 +252,6 @@ def _live(curves: Curves) -> str:
 
 
 def figure_text(found: Estimate, count: int, format_fn: Callable[[float], str] | None = None, sign: str = "") -> str:
-    """A figure of `count` runs, with its interval if they are enough."""
     format_fn = format_fn or (lambda value: f"{value:{sign}.3f}")
     if not count:
         return "no common runs"

@@ -1,7 +1,8 @@
-"""Several runs at a time, each in a process with its share of the CPU cores.
+"""Parallel runs, each in a process with its share of the CPU cores.
 
-A job is a command that anybody can repeat, `python -m tango_jax.train --config=FOLDER/config.json --workdir=FOLDER`. It
-stands at the top of its log, FOLDER/train.log.
+Each job's command, `python -m tango_jax.train --config=FOLDER/config.json --workdir=FOLDER`, stands at the top of its
+log, FOLDER/train.log.
+
 """
 
 import os
@@ -45,15 +46,16 @@ def run_jobs(
     title: str, jobs: Sequence[Job], workers: int, console: Console, preemption: hosts.Preemption,
     done_fn: Callable[[], object] = lambda: None,
 ) -> dict[str, str]:
-    """Run the jobs, `workers` at a time, in their order. Returns {name of a failed job: the last line of its log}.
+    """Run the jobs in order, `workers` at a time. Returns {name of a failed job: the last line of its log}.
 
-    A job that fails does not end the others. `done_fn` is called after every job that succeeded. SIGTERM (Preempted)
-    and Ctrl-C are passed on as SIGTERM: the children save and end before this returns.
+    `done_fn` is called after every job that succeeded. SIGTERM (Preempted) and Ctrl-C are passed on as SIGTERM: the
+    children save and end before this returns.
+
     """
     if not jobs:
         return {}
     waiting, failed, children = list(jobs), {}, {}
-    with preemption.held(), console.stage(title, len(jobs)) as stage:  # SIGTERM is noted, and passed on
+    with preemption.held(), console.stage(title, len(jobs)) as stage:
         try:
             while waiting or children:
                 for worker in [worker for worker in range(workers) if worker not in children][: len(waiting)]:
@@ -76,8 +78,7 @@ def run_jobs(
 
 
 def cores_of(worker: int, workers: int) -> set[int]:
-    """A worker's share of the cores of this process: XLA and BLAS start as many threads. Empty: the system does not
-    tell."""
+    """A worker's share of the cores of this process: XLA and BLAS start as many threads. Empty: not known."""
     if not hasattr(os, "sched_getaffinity"):
         return set()
     cores = sorted(os.sched_getaffinity(0))
@@ -87,11 +88,11 @@ def cores_of(worker: int, workers: int) -> set[int]:
 
 
 def _start(job: Job, cores: set[int]) -> _Child:
-    """Start a job in a session that a terminal's Ctrl-C does not reach."""
+    """In a session that a terminal's Ctrl-C does not reach."""
     settings = job.folder / "config.json"
     keep_config(job.config, settings)
     command = [sys.executable, "-m", f"tango_jax.{job.command}", f"--config={settings}", f"--workdir={job.folder}"]
-    package = str(Path(tango_jax.__file__).parents[1])  # which the child finds, whatever folder it is started in
+    package = str(Path(tango_jax.__file__).parents[1])  # the child finds it from any folder
     paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": paths}
     with open(job.log, "ab") as log:
@@ -100,12 +101,11 @@ def _start(job: Job, cores: set[int]) -> _Child:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                                    env=environment, start_new_session=True)  # fmt: skip
     if cores:
-        os.sched_setaffinity(process.pid, cores)  # before it has imported what starts threads
+        os.sched_setaffinity(process.pid, cores)  # before the process imports what starts threads
     return _Child(job, process)
 
 
 def _problem(child: _Child) -> str:
-    """What went wrong with a child that has ended; empty: nothing."""
     code = child.process.returncode
     if code == 0:
         return ""
@@ -113,7 +113,7 @@ def _problem(child: _Child) -> str:
         name = signal.Signals(-code).name
         return f"killed by {name}" + " (is there enough memory?)" * (name == "SIGKILL")
     lines = [line.strip() for line in child.job.log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1]  # its first line is the command
+    return lines[-1]
 
 
 def _stop(children: Iterable[_Child], console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The settings and the work of `python -m tango_jax.evaluate`: solves problems, judges solutions, writes metrics."""
+"""The settings and the work of `python -m tango_jax.evaluate`."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -53,7 +53,6 @@ _NO_LIMIT = 1 << 30
 
 
 def _option(default: Any, help: str, within: Range | None = None, names: Sequence[str] = (), **argument) -> Any:
-    """A field of Settings that is an option of the command line: its range, other names, and what argparse takes."""
     metadata = {"help": help, "within": within, "names": names, "argument": argument}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -64,7 +63,7 @@ def _tokens(what: str, default: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings of one evaluation: the options of the command, in the order of its help."""
+    """The options of the command, in the order of its help."""
 
     checkpoint: str | None = _option(None, "what solves the problems, and judges if there is no --verifier")
     verifier: str | None = _option(None, "what judges: every solution of --checkpoint, and the sets made for it")
@@ -110,7 +109,7 @@ class Settings:
 
 
 def parse_settings(doc: str, argv: Sequence[str] | None) -> Settings:
-    """Settings from arguments; --help shows `doc` and ends the process. Raises ValueError for what cannot be."""
+    """Settings from arguments. --help shows `doc` and ends the process. Raises ValueError for wrong settings."""
     fields = vars(_parser(doc).parse_args(argv))
     fields["sets"] = tuple(dict.fromkeys(part.strip() for part in fields["sets"].split(",") if part.strip()))
     fields["out"] = folder_to_write("--out", fields["out"])
@@ -132,7 +131,7 @@ def check(settings: Settings) -> None:
 
 
 def models_of(settings: Settings) -> dict[str, str]:
-    """The model of each role that has work. The others are not opened: they need neither weights nor a template."""
+    """The model of each role that has work."""
     is_judged = [name.partition(":")[0] in _JUDGED_SETS for name in settings.sets]
     models = {} if all(is_judged) else {"generator": settings.checkpoint}
     if any(is_judged) or settings.verifier is not None:
@@ -152,12 +151,10 @@ def _parser(doc: str) -> Parser:
     return parser
 
 def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]:
-    """The whole evaluation, or what is left of it; every process returns the results, the first writes them.
+    """The whole evaluation, or what is left of it. Every process returns the results; the first writes them.
 
-    The generator's weights are freed before the verifier's are loaded.
-
-    Raises:
-        ValueError: the sets, a checkpoint or the output folder cannot be used; this is raised before any model is run.
+    Raises ValueError, before any model runs, where the sets, a checkpoint or the output folder cannot be used. The
+    generator's weights are freed before the verifier's are loaded.
     """
     sets, samplers = _open(settings, console)
     passes, votes = settings.passes, settings.votes
@@ -201,7 +198,7 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
 
 
 def _open(settings: Settings, console: Console) -> tuple[list[EvalSet], dict[str, CheckpointSampler]]:
-    """The sets, and a sampler without weights for each role that has work; every mistake is found here."""
+    """The sets, and a sampler without weights for each role that has work. Every mistake is found here."""
     is_correct = load_grader("--grader", settings.grader or "")
     sets = open_sets(settings.sets, settings.checkpoint, settings.judge, settings.problems, settings.seed, is_correct)
     for kind in {eval_set.grade_kind for eval_set in sets if isinstance(eval_set, SolveSet)}:
@@ -236,7 +233,7 @@ def grader_notes(settings: Settings, sets: Sequence[EvalSet]) -> list[str]:
 def check_prompt_lengths(
     sets: Iterable[EvalSet], samplers: dict[str, CheckpointSampler], are_solutions_judged: bool
 ) -> None:
-    """Raises ValueError where no problem of a set fits the prompt of a role that sees it."""
+    """Raises ValueError where no problem of a set fits the prompt of a role."""
     solving = ROLES if are_solutions_judged else ("generator",)
     for eval_set in sets:
         if isinstance(eval_set, SolveSet):
@@ -245,7 +242,6 @@ def check_prompt_lengths(
             roles, problems = ("verifier",), [claim.solution.problem for claim in eval_set.claims]
         for role in roles:
             limit = samplers[role].max_prompt
-            # The first is likely to do.
             if all(_num_tokens(role, samplers[role], problem) > limit for problem in problems):
                 shortest = min(_num_tokens(role, samplers[role], problem) for problem in problems)
                 flag = {"generator": "--max_prompt", "verifier": "--verifier_max_prompt"}[role]
@@ -254,7 +250,7 @@ def check_prompt_lengths(
 
 
 def _num_tokens(role: str, sampler: CheckpointSampler, problem: Problem) -> int:
-    """Tokens of a problem's prompt; a verifier's, of the shortest solution there is."""
+    """Tokens of a problem's prompt, for a verifier with the shortest solution."""
     if role == "generator":
         return len(generator_prompt(sampler.template, sampler.tokenizer, problem))
     return len(verifier_prompt(sampler.template, sampler.tokenizer, problem, "", 1, _NO_LIMIT)[0])
@@ -269,7 +265,7 @@ def _shards_of(sets: Sequence[EvalSet], kind: type, stage: str, settings: Settin
 
 
 def _load_weights(sampler: CheckpointSampler, settings: Settings) -> CheckpointSampler:
-    sampler = sampler.with_weights()  # no mistake in the settings can be found any more: they are saved
+    sampler = sampler.with_weights()  # all settings are checked by now: they are saved
     save_settings(settings)
     return sampler
 
@@ -279,7 +275,6 @@ def _rows_of(eval_set: EvalSet, shards: Sequence[Shard], rows: Sequence[list]) -
 
 
 def _introduction(settings: Settings, results: Sequence[SetResult]) -> str:
-    """The settings that are no defaults, and what the figures are, for the head of the page."""
     given = [(one.name, getattr(settings, one.name)) for one in dataclasses.fields(Settings)
              if getattr(settings, one.name) != one.default and one.name not in ("sets", *MAY_CHANGE)]
     lines = [f"- {name}: {markdown_code(str(value))}" for name, value in given]
@@ -296,23 +291,21 @@ def _introduction(settings: Settings, results: Sequence[SetResult]) -> str:
 
 
 def process_config(settings: Settings) -> ConfigDict:
-    """The settings of the process, for `cli.session`."""
     config = default_config().copy_and_resolve_references()
     config.generator.checkpoint = settings.judge
     return config
 
 
 def check_settings(settings: Settings) -> None:
-    """Check that the settings of an earlier attempt in the output folder, if any, are the same; write nothing.
+    """Raises ValueError where the output folder holds another evaluation, or its settings are missing. Writes nothing.
 
-    The first process does it; all must call it. Raises ValueError: the folder holds another evaluation, or its settings
-    are missing.
+    The first process checks; all must call this.
     """
     hosts.in_first(lambda: _compare(settings.out / "settings.json", _comparable(settings)))
 
 
 def save_settings(settings: Settings) -> None:
-    """Write the settings into the output folder, or compare them with those that are there; see `check_settings`."""
+    """Write the settings into the output folder, unless they are there. See `check_settings`."""
     path = settings.out / "settings.json"
 
     def save() -> None:
@@ -339,8 +332,7 @@ def _compare(path: Path, new: dict) -> None:
 def _comparable(settings: Settings) -> dict:
     fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in MAY_CHANGE}
     fields["sets"] = list(settings.sets)
-    # A run that goes on training between two attempts is another model, as are other weights in the same place, and an
-    # edited template is another prompt.
+    # Longer training, other weights in the same place or an edited template make another model.
     for role, name in models_of(settings).items():
         step, fields[f"{role}_weights_digest"] = identify_weights(name, role)
         if step is not None:

@@ -1,7 +1,4 @@
-"""Rows to figures: takes solutions and judgements, returns named estimates with confidence intervals.
-
-The scores are those of training (`scores.py`).
-"""
+"""Rows of solutions and judgements in; named estimates with confidence intervals out. Scores: tracking/scores.py."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -32,23 +29,19 @@ VERIFIER = (
     "verifier_outcome_f1", "verifier_outcome_balanced_accuracy", "verifier_step_f1", "verifier_step_balanced_accuracy",
     "verifier_rate_correct", "verifier_rate_invalid", "verifier_rate_misaligned", "verifier_format",
 )  # fmt: skip
-# A hit and a miss on an erroneous solution, and on a correct one: columns as in `_first_error_columns`.
+# A hit and a miss on an erroneous solution, and on a correct one: columns of `_first_error_columns`.
 _ONE_OF_EACH_PA = np.array([[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]], float)
 
 
 class Metric(NamedTuple):
-    """One metric of one set."""
-
     set: str
     name: str
-    k: int  # samples it takes; 0 where that means nothing
+    k: int  # samples it takes; 0: does not apply
     count: int  # problems or solutions behind it
     estimate: Estimate
 
 
 class SetResult(NamedTuple):
-    """All results of one set."""
-
     name: str
     source: str
     role: str  # whose figures these are: generator or verifier
@@ -57,16 +50,15 @@ class SetResult(NamedTuple):
     metrics: tuple[Metric, ...]
     draws_J: np.ndarray  # of the headline figure, for averages over sets
     notes: tuple[str, ...]
-    grader: str  # of a user, which decided what is right; empty: answers were compared, or the rows say it
+    grader: str  # a user's function that graded the answers; empty: none
 
     @property
     def has_published(self) -> bool:
-        """Whether figures of this set are published that compare with these."""
+        """Whether published figures are comparable with these."""
         return not self.grader and comparable(self.name, self.count, self.is_whole)
 
 
 def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow]) -> SetResult:
-    """The metrics of the generator and, if solutions were judged, of the verifier and of both together."""
     count = len(solve_set.problems)
     by_claim = _by_claim(judged)
     greedy = [row for row in rows if row.sample == GREEDY]
@@ -124,7 +116,7 @@ def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
 
 
 def averages(results: Sequence[SetResult]) -> list[Metric]:
-    """The mean of the headline metric over each of the paper's groups whose sets were all evaluated."""
+    """The mean of the headline metric over each group of the paper whose sets were all evaluated."""
     by_name = {result.name: result for result in results if result.draws_J.size}
     found = []
     for group, title, headline in ((MATHEMATICS, "mathematics", "greedy"), (OUT_OF_DOMAIN, "out_of_domain", "greedy"),
@@ -185,7 +177,7 @@ def _selection(set_name: str, sampled: Sequence[SolvedRow], by_claim: dict) -> l
 def _verifier(
     set_name: str, numbers: Sequence[int], solutions: Sequence[Solution], votes: Sequence[list[JudgedRow]]
 ) -> list[Metric]:
-    """The scores of `scores.py` over all votes; `numbers`: the problem of each solution."""
+    """The scores of `scores.py` over all votes. `numbers`: the problem of each solution."""
     owners = [solution for solution, rows in zip(solutions, votes, strict=True) for _ in rows]
     scores = verifier_scores(owners, [as_verification(row) for rows in votes for row in rows])
     outcome, steps = [], []
@@ -207,7 +199,7 @@ def _verifier(
 
 
 def _by_problem(numbers: Sequence[int], counts: Sequence[Sequence[int]]) -> np.ndarray:
-    """Counts summed per problem: its samples and votes are not independent, but problems are."""
+    """Counts summed per problem: samples and votes of one problem are not independent."""
     _, places = np.unique(numbers, return_inverse=True)
     sums_OA = np.zeros((places.max() + 1, len(counts[0])))
     np.add.at(sums_OA, places, np.array(counts))
@@ -215,14 +207,13 @@ def _by_problem(numbers: Sequence[int], counts: Sequence[Sequence[int]]) -> np.n
 
 
 def _macro_f1(sums_JA: np.ndarray) -> np.ndarray:
-    """The mean F1 of both classes, as in scores.py: 0 of a class that neither occurs nor is predicted."""
+    """The mean F1 of both classes, as in scores.py."""
     smallest = np.finfo(float).tiny
     parts = [2 * sums_JA[:, c] / np.maximum(smallest, sums_JA[:, c + 1] + sums_JA[:, c + 2]) for c in (0, 3)]
     return (parts[0] + parts[1]) / 2
 
 
 def _first_error_columns(labels: Sequence[int], votes: Sequence[list[JudgedRow]]) -> np.ndarray:
-    """Columns: hit and occurrence of an erroneous solution, hit and occurrence of a correct one."""
     columns = []
     for label, rows in zip(labels, votes, strict=True):
         hit = voted_first_wrong(rows) == label

@@ -55,7 +55,7 @@ def write_rows(out: Path, eval_set: EvalSet, rows: Sequence[SolvedRow], judged: 
 
 
 def write_tables(out: Path, introduction: str, results: Sequence[SetResult], console: Console) -> None:
-    """The page, which begins with the introduction, and the CSV file; the main figures on the console."""
+    """The page and the CSV file; the main figures on the console."""
     means = averages(results)
     texts = (markdown(introduction, results, means), csv_text(results, means))
     for name, text in zip(TABLES, texts, strict=True):
@@ -100,7 +100,7 @@ def csv_text(results: Sequence[SetResult], averages: Sequence[Metric]) -> str:
 
 
 def percent(estimate: Estimate | None) -> str:
-    """`34.2 [28.1, 40.3]`, or a dash if there is no value."""
+    """`34.2 [28.1, 40.3]`, or a dash."""
     if estimate is None or math.isnan(estimate.value):
         return "–"
     value = f"{100 * estimate.value:.1f}"
@@ -108,7 +108,7 @@ def percent(estimate: Estimate | None) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; cells with arbitrary text must be a `markdown_cell`."""
+    """A Markdown table. Cells with arbitrary text must be a `markdown_cell`."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
@@ -157,7 +157,6 @@ def _samples(result: SetResult) -> list[str]:
 
 
 def _verifier_details(results: Sequence[SetResult]) -> list[str]:
-    """The other figures of the verifier: a table per kind of set, with the columns that some set has."""
     parts = []
     for title, names in (("### First wrong steps", FIRST_WRONG), ("### Verdicts and steps", VERIFIER)):
         chosen = [result for result in results if any(value_of(result, name) for name in names)]

@@ -1,8 +1,8 @@
-"""Accuracies and F1 scores published for RL Tango, in percent, for comparison with the figures of a run.
+"""Accuracies and F1 scores published for RL Tango, in percent.
 
-From arXiv 2505.15034: tables 1 and 4 (200 generator steps), 2 (300 steps; partly quoted from other papers) and 3
-(ProcessBench F1), zero-shot and greedy. The paper does not say how many problems of BGQA, StrategyQA and TableBench it
-used. EurusPRM-7B of table 3 is left out: its printed average contradicts its figures.
+Source: arXiv 2505.15034, tables 1 and 4 (200 generator steps), 2 (300 steps; partly quoted) and 3 (ProcessBench F1),
+zero-shot and greedy. The paper gives no sizes for BGQA, StrategyQA and TableBench. EurusPRM-7B of table 3 is left out:
+its printed average contradicts its figures.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ SOURCE = "arXiv 2505.15034"
 MATHEMATICS = ("math500", "aime24", "aime25", "amc23", "olympiadbench")
 OUT_OF_DOMAIN = ("bgqa", "cruxeval", "strategyqa", "tablebench")
 PROCESSBENCH = ("processbench_gsm8k", "processbench_math", "processbench_olympiadbench", "processbench_omnimath")
-# Problems of the whole set; a part of it is not compared.
+# Problems of the whole set. Parts are not compared.
 SIZES = {
     "math500": 500, "aime24": 30, "aime25": 30, "amc23": 40, "olympiadbench": 675, "bgqa": 15_000, "cruxeval": 800,
     "strategyqa": 2_290,
@@ -22,8 +22,6 @@ MIN_SIZES = {"tablebench": 400}  # its rows were corrected since: no exact numbe
 
 
 class Published(NamedTuple):
-    """One row of a published table."""
-
     model: str
     table: int
     scores: dict[str, float]  # by set, in percent
@@ -63,11 +61,11 @@ def has_published(set_name: str) -> bool:
 
 
 def comparable(set_name: str, count: int, is_whole: bool) -> bool:
-    """Whether the size of a set says that published figures are about the same problems."""
+    """Whether published figures are about the same problems, judged by the size of the set."""
     has_size = count >= MIN_SIZES[set_name] if set_name in MIN_SIZES else count == SIZES.get(set_name)
     return is_whole and has_size
 
 
 def rows_for(sets: tuple[str, ...]) -> list[Published]:
-    """The published rows that have all of these sets; none if there are no sets."""
+    """The published rows that have all of these sets."""
     return [row for row in PUBLISHED if sets and all(name in row.scores for name in sets)]

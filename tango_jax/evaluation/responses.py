@@ -1,4 +1,4 @@
-"""The models' work on a shard: solutions by the generator, greedy and sampled, and judgements by the verifier."""
+"""Solutions of a shard by the generator, greedy and sampled, and judgements by the verifier."""
 
 import dataclasses
 from collections import Counter
@@ -23,7 +23,7 @@ from tango_jax.text.templates import generator_prompt, verifier_prompt
 
 
 class Pass(NamedTuple):
-    """Solutions of every problem that are sampled in the same way."""
+    """Solutions of every problem, sampled in the same way."""
 
     samples: tuple[int, ...]
     temperature: float
@@ -35,7 +35,7 @@ def samples_of(passes: Sequence[Pass]) -> list[int]:
 
 
 def solve_shard(sampler: CheckpointSampler, shard: Shard, passes: Sequence[Pass], seed: int) -> list[SolvedRow]:
-    """Every solution of a shard, problem by problem. A problem whose prompt is too long counts as answered wrong."""
+    """Every solution of a shard, by problem. A problem whose prompt is too long counts as wrong."""
     solve_set: SolveSet = shard.set
     prompts = [generator_prompt(sampler.template, sampler.tokenizer, problem) for _, problem in shard.items]
     fitting = [p for p, prompt in enumerate(prompts) if len(prompt) <= sampler.max_prompt]
@@ -43,7 +43,7 @@ def solve_shard(sampler: CheckpointSampler, shard: Shard, passes: Sequence[Pass]
     chosen = [prompts[p] for p in fitting]
     responses: dict[tuple[int, int], tuple] = {}  # (number, sample) -> tokens, is_truncated
     for samples, temperature, top_p in passes if fitting else ():
-        # Of several seeds and sets none shares its randomness; the first 4 of 8 samples are the 4 of another run.
+        # No two seeds or sets share randomness; the first 4 of 8 samples equal the 4 of another run.
         row_PM = np.array([[number * MAX_SAMPLES + max(0, sample) for sample in samples] for number in numbers])
         key = rng.step_key(seed, "evaluate", solve_set.name)
         rollout = sampler.sample(chosen, row_PM, key, temperature, top_p)
@@ -105,7 +105,7 @@ def _classes(keys: list, answers: list, correct: Sequence[bool], kind: str) -> d
 
 
 def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
-    """The rows of an earlier attempt at a shard, graded anew if the grader's file was edited; None if incomplete.
+    """The stored rows of a shard, graded again if the grader's file was edited; None if incomplete.
 
     Raises ValueError if the rows belong to other problems, or the grader failed.
     """
@@ -141,7 +141,7 @@ def claims_of(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[Claim]:
 def judge_shard(
     sampler: CheckpointSampler, shard: Shard, votes: int, temperature: float, num_samples: int, seed: int
 ) -> list[JudgedRow]:
-    """`votes` verifications of every claim, claim by claim; `num_samples`: the solutions of each problem."""
+    """`votes` verifications of every claim, by claim. `num_samples`: solutions of each problem."""
     prompts = [_claim_prompt(sampler, claim) for claim in shard.items]
     asked = [c for c, prompt in enumerate(prompts) if prompt is not None]
     responses: dict[tuple[int, int], tuple] = {}  # (claim, vote) -> tokens, is_truncated
@@ -188,7 +188,7 @@ def _judged_row(
 
 
 def read_judged(shard: Shard, votes: int) -> list[JudgedRow] | None:
-    """The rows of an earlier attempt at a shard; None if they are incomplete or of other solutions."""
+    """The stored rows of a shard; None if they are incomplete or of other solutions."""
     rows = read_shard(shard.path, JudgedRow)
     wanted = [
         (claim.number, claim.sample, vote, digest(claim.solution.problem.question, claim.solution.text))
@@ -211,7 +211,7 @@ def first_wrong(row: JudgedRow) -> int | None:
 
 
 def voted_first_wrong(rows: Sequence[JudgedRow]) -> int | None:
-    """The first wrong step by majority of the aligned votes; the earliest vote breaks ties."""
+    """The first wrong step by majority of the aligned votes. The earliest vote breaks ties."""
     cast = [index for row in rows if (index := first_wrong(row)) is not None]
     return Counter(cast).most_common(1)[0][0] if cast else None
 

@@ -1,6 +1,6 @@
-"""The sets to evaluate: takes names from the command line; returns problems to solve, or solutions to judge.
+"""Names of sets in; problems to solve, or solutions to judge, out.
 
-A name may bring its rows, as in `math500:rows.jsonl` or `math500:hub:owner/name/split`.
+A name may bring its rows: `math500:rows.jsonl` or `math500:hub:owner/name/split`.
 """
 
 import re
@@ -27,7 +27,7 @@ from tango_jax.weights.source import kind_of
 from tango_jax.weights.workdir import prompting_of, read_config
 
 GROUPS = {"math": MATHEMATICS, "out_of_domain": OUT_OF_DOMAIN, "processbench": PROCESSBENCH}
-# Names of the sets whose solutions with step labels are judged, and the synthetic task that each belongs to.
+# Sets of solutions with step labels, and the synthetic task of each.
 SYNTHETIC_STEPS = {f"{name}_steps": name for name in SYNTHETIC}
 SYNTHETIC_PROBLEMS = 200  # as many as training looks at
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -35,7 +35,7 @@ _DRAW_STREAM = 4
 
 
 class SolveSet(NamedTuple):
-    """Problems for a generator. In `responses.make_solution` it takes the place of the task, whose fields it has."""
+    """Problems for a generator. Has the fields of a task that `responses.make_solution` reads."""
 
     name: str
     source: str
@@ -43,7 +43,7 @@ class SolveSet(NamedTuple):
     grade_kind: str
     min_steps: int
     gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None] | None
-    is_whole: bool  # no problem of the source is left out
+    is_whole: bool
     is_correct: OwnGrader | None = None  # None: answers are compared
 
     @property
@@ -52,8 +52,6 @@ class SolveSet(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A solution for a verifier to judge."""
-
     number: int  # of its problem
     sample: int  # of that problem's solutions
     solution: Solution
@@ -62,8 +60,6 @@ class Claim(NamedTuple):
 
 
 class JudgeSet(NamedTuple):
-    """Given solutions for a verifier to judge."""
-
     name: str
     source: str
     claims: tuple[Claim, ...]
@@ -79,7 +75,7 @@ EvalSet = SolveSet | JudgeSet
 
 
 def grader_name(eval_set: EvalSet) -> str:
-    """The function of a user that decides what is right in a set; empty if there is none."""
+    """The user's function that grades a set; empty if there is none."""
     return eval_set.is_correct.name if eval_set.is_correct else ""
 
 
@@ -90,12 +86,11 @@ def open_sets(
     """Every named set, in order; a name in GROUPS stands for several.
 
     Args:
-        checkpoint, judge: the models that solve and judge; a run's workdir brings the settings of its task.
+        checkpoint, judge: the models that solve and judge. A run's workdir brings the settings of its task.
         problems: number of problems in each set, drawn by `seed`; 0: all.
         is_correct: a user's grader; None: answers are compared, or graded as in the run on the run's task.
 
-    Raises:
-        ValueError: a name is unknown, rows cannot be read, or a set needs a checkpoint that is not given.
+    Raises ValueError for an unknown name, unreadable rows, or a set without the checkpoint that it needs.
     """
     opened: dict[str, EvalSet] = {}
     for name, source in _resolve(names):
@@ -152,7 +147,7 @@ def drawn(count: int, wanted: int, seed: int) -> np.ndarray:
     """`wanted` of `count` problem numbers, ascending; all if `wanted` is 0 or too large."""
     if not 0 < wanted < count:
         return np.arange(count)
-    # Drawn, not the first: some files are sorted by subject.
+    # Drawn, since some files are sorted by subject.
     return np.sort(np.random.default_rng((seed, _DRAW_STREAM)).permutation(count)[:wanted])
 
 
@@ -197,7 +192,7 @@ def task_config(name: str, checkpoint: str) -> ConfigDict:
 
 
 def _synthetic_task(name: str, checkpoint: str, is_correct: OwnGrader | None) -> Task:
-    """The task, whose answers are graded by `is_correct`, or else as in the checkpoint's run."""
+    """The task, graded by `is_correct`, or else as in the checkpoint's run."""
     config = task_config(name, checkpoint)
     if is_correct is None:
         try:

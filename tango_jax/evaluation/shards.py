@@ -1,7 +1,7 @@
-"""Shards of work that survive an interruption: their rows, their files, and what is left to do.
+"""Shards of work that survive an interruption.
 
 A shard's file appears complete or not at all, so a kill costs only the current shard. Processes share the missing
-shards, and all have all rows afterwards.
+shards; all have all rows afterwards.
 """
 
 import dataclasses
@@ -20,8 +20,6 @@ GREEDY = -1  # the number of the greedy attempt among a problem's samples
 
 @dataclasses.dataclass(frozen=True)
 class SolvedRow:
-    """One graded solution."""
-
     number: int  # of the problem in its source
     sample: int  # GREEDY, or from 0
     problem_id: str
@@ -36,17 +34,15 @@ class SolvedRow:
     num_steps: int
     is_truncated: bool
     num_tokens: int
-    is_too_long: bool  # the prompt was over the limit and nothing was sampled: wrong
-    grader: str  # empty, or what kept the grader from reading the answer: error, timeout, overlong (wrong)
-    graded_by: str = ""  # digest of the user's grader that decided `is_correct`; empty: answers were compared
+    is_too_long: bool  # the prompt was over the limit: counted as wrong
+    grader: str  # empty, or why the answer was not read: error, timeout, overlong (wrong)
+    graded_by: str = ""  # digest of the user's grader; empty: answers were compared
 
     shown: ClassVar = {"correct": "is_correct", "truncated": "is_truncated", "tokens": "num_tokens"}  # means
 
 
 @dataclasses.dataclass(frozen=True)
 class JudgedRow:
-    """One verification of one solution."""
-
     number: int
     sample: int
     vote: int  # from 0
@@ -59,14 +55,12 @@ class JudgedRow:
     is_truncated: bool
     num_tokens: int
     is_shortened: bool  # the solution was cut to fit the prompt
-    is_too_long: bool  # not even the problem fits, or there was nothing to judge: no verdict
+    is_too_long: bool  # not even the problem fits, or there is nothing to judge: no verdict
 
     shown: ClassVar = {"format": "format_score", "aligned": "is_aligned", "tokens": "num_tokens"}
 
 
 class Shard(NamedTuple):
-    """A unit of work and the file with its result."""
-
     set: Any  # SolveSet or JudgeSet
     items: Sequence  # problems or claims
     out: Path
@@ -103,7 +97,7 @@ def complete_shards(
     console: Console,
 ) -> list[list]:
     """The rows of every shard: from its file (`read_fn`), or computed (`work_fn`) with what `open_fn` opens once."""
-    # What the first process finds counts: another may see a file earlier or later, or have a disk of its own.
+    # The first process decides: others may see a file earlier or later, or have a local disk.
     found = hosts.from_first([read_fn(shard) for shard in shards])
     missing = [index for index, rows in enumerate(found) if rows is None]
     if not missing:

@@ -1,7 +1,7 @@
 """Rules that select one answer from many samples.
 
-Every accuracy is an expectation over which k of the n samples are used, and over ties, which are broken uniformly at
-random. Of more than MAX_SUBSETS choices, that many are drawn, the same ones for every rule.
+Every accuracy is an expectation over which k of the n samples are used, and over ties, broken uniformly at random. Of
+more than MAX_SUBSETS choices, that many are drawn, the same ones for every rule.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from tango_jax.grading import grade_many
 RIGHT = 0  # the class of every answer that the grader accepts
 NO_ANSWER = -1  # votes for nothing
 MAX_SUBSETS = 1000
-_COUNT_WEIGHT = 1e-6  # what a vote counts beside its weight: it decides between classes of equal weight
+_COUNT_WEIGHT = 1e-6  # added to each vote's weight: frequency decides between classes of equal weight
 _TIE_TOLERANCE = 1e-9
 
 
@@ -25,7 +25,7 @@ class Ballot(NamedTuple):
 
     answer_class_M: np.ndarray  # int: RIGHT, other classes of equal answers, or NO_ANSWER
     is_correct_M: np.ndarray  # bool
-    score_M: dict[str, np.ndarray]  # float by the name of what the verifier is asked; empty without a verifier
+    score_M: dict[str, np.ndarray]  # float, by name of the score; empty without a verifier
 
 
 def answer_classes(
@@ -62,7 +62,7 @@ def answer_classes(
 
 
 def subsets_JC(num_samples: int, k: int) -> np.ndarray:
-    """The samples in each choice of k, int [J, k]: all choices, or MAX_SUBSETS that are drawn."""
+    """The samples in each choice of k, int [J, k]: all choices, or MAX_SUBSETS drawn ones."""
     if comb(num_samples, k) <= MAX_SUBSETS:
         return np.array(list(itertools.combinations(range(num_samples), k)))
     rng = np.random.default_rng((num_samples, k))
@@ -75,7 +75,7 @@ def majority(ballot: Ballot, k: int) -> float:
 
 
 def weighted_vote(ballot: Ballot, weight_M: np.ndarray, k: int) -> float:
-    """The probability that the answer with the largest sum of weights is correct; frequency breaks ties."""
+    """The probability that the answer with the largest sum of weights is correct. Frequency breaks ties."""
     chosen_JC = subsets_JC(len(weight_M), k)
     class_JC = ballot.answer_class_M[chosen_JC]
     total_JA = np.zeros((len(chosen_JC), max(RIGHT, int(ballot.answer_class_M.max())) + 2))
@@ -88,7 +88,6 @@ def weighted_vote(ballot: Ballot, weight_M: np.ndarray, k: int) -> float:
 
 
 def best_of(ballot: Ballot, score_M: np.ndarray, k: int) -> float:
-    """The probability that the sample with the highest score of k samples is correct."""
     chosen_JC = subsets_JC(len(score_M), k)
     score_JC = score_M[chosen_JC]
     is_top_JC = score_JC >= score_JC.max(axis=1, keepdims=True) - _TIE_TOLERANCE
@@ -107,15 +106,12 @@ def selection_accuracies(ballot: Ballot, k: int) -> dict[str, float]:
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """The probability that k of n samples, drawn without replacement, include a correct one.
-
-    It is 1 - C(n-c, k) / C(n, k), the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, section 2.1).
-    """
+    """1 - C(n-c, k) / C(n, k), the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, section 2.1)."""
     assert 0 <= num_correct <= num_samples and 1 <= k <= num_samples, (num_samples, num_correct, k)
     return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
 
 
 def reported_sample_counts(num_samples: int) -> tuple[int, ...]:
-    """The numbers of samples that are reported: 1, 2, 4, ... and all."""
+    """1, 2, 4, ... and all."""
     powers = [1 << power for power in range(num_samples.bit_length()) if 1 << power < num_samples]
     return (*powers, num_samples)

@@ -39,7 +39,6 @@ def _changes(job: Job, phase: Phase, target: Target) -> list[str]:
 
 
 def _training_changes(policy: SizedPolicy, stage: str) -> list[str]:
-    """`stage` is the prefix of the keys of stage 1, or empty."""
     role, config, model = policy.role, policy.config, policy.model_config
     tensor = policy.placement.train.shape["tensor"]
     rows, changes = (config.sft if stage else config).rows_per_micro_batch, []

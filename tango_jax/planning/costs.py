@@ -3,13 +3,12 @@
 A product of [n, a] and [a, b] is 2nab FLOPs. Per token, on one of t devices of a tensor group:
     layer      2 D E (H + 2K) + 2 H E D + 6 D F, over t
     head       2 D V, over t where it divides V
-    attention  4 H E per query-key pair, over t. Without a kernel all pairs of a block of queries with the keys up to
-               its end are computed. Layers with a window are counted as if they had none, in the cache too
+    attention  4 H E per query-key pair, over t. Without a kernel, a block of queries meets all keys up to its end.
+               Windows are ignored
 A backward pass costs twice its forward pass, or once where a matrix is frozen. remat=full computes a layer again except
-its last product, remat=dots only attention; the head is computed again where log-probs are made in chunks.
+its last product, remat=dots only attention; log-probs in chunks compute the head again. Activations and logits count
+no bytes.
 
-Bytes are weights once a pass in the dtype of their use, the cache, gradients and the optimizer's state. Activations and
-logits are not counted.
 """
 
 import math
@@ -22,12 +21,10 @@ from tango_jax.models.lora import MATRICES
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Batch
 
-SKIPPING = ("cudnn", "splash")  # attention that does not compute what lies above the diagonal
+SKIPPING = ("cudnn", "splash")  # attention that skips what lies above the diagonal
 
 
 class MicroBatchShape(NamedTuple):
-    """One micro-batch of one shard."""
-
     rows: int  # R
     row_length: int  # T
     prefixes: int = 0  # Q
@@ -42,7 +39,6 @@ class MicroBatchShape(NamedTuple):
         return self.scored + self.prefixes * self.prefix_length
 
     def pairs(self, attention: str) -> float:
-        """Query-key pairs that attention computes."""
         R, T, Q, X = self
         if attention not in SKIPPING:
             return float(Q * _pairs_in_blocks(X) + R * (T * X + _pairs_in_blocks(T)))
@@ -51,7 +47,6 @@ class MicroBatchShape(NamedTuple):
 
 
 def _pairs_in_blocks(T: int) -> int:
-    """Pairs of a row of T tokens with itself."""
     return sum((block.stop - block.start) * block.stop for block in query_blocks(T)) if T else 0
 
 
@@ -61,13 +56,12 @@ def micro_batch_shape(batch: Batch) -> MicroBatchShape:
 
 
 def layer_flops(model: ModelConfig, tokens: float, pairs: float) -> float:
-    """Forward pass of all layers, on a device that has all of each."""
+    """Forward pass of all layers, without a tensor split."""
     D, F, H, K, E = model.width, model.mlp_width, model.num_heads, model.num_kv_heads, model.head_dim
     return model.num_layers * (2 * tokens * (D * E * (H + 2 * K) + H * E * D + 3 * D * F) + 4 * pairs * H * E)
 
 
 def adapter_flops(model: ModelConfig, tokens: float) -> float:
-    """Forward pass of all adapters (models/lora.py)."""
     sizes = {"D": model.width, "F": model.mlp_width, "H": model.num_heads, "K": model.num_kv_heads, "E": model.head_dim}
     sides = sum(math.prod(sizes[axis] for axis in axes) for name in model.lora.names for axes in MATRICES[name])
     return 2 * tokens * model.num_layers * model.lora.rank * sides
@@ -78,20 +72,17 @@ def head_flops(model: ModelConfig, tokens: float) -> float:
 
 
 def num_parameters(model: ModelConfig) -> int:
-    """Parameters without norms and biases."""
+    """Without norms and biases."""
     D, F, H, K, E = model.width, model.mlp_width, model.num_heads, model.num_kv_heads, model.head_dim
     embeddings = model.vocab_size * D * (1 if model.tied_head else 2)
     return embeddings + model.num_layers * (2 * D * E * (H + K) + 3 * D * F)
 
 
 def num_trained(model: ModelConfig) -> int:
-    """Trained parameters: those of the adapters, if there are any."""
     return int(adapter_flops(model, 1) / 2) if model.lora else num_parameters(model)
 
 
 class Flops(NamedTuple):
-    """FLOPs of a device."""
-
     layers: float  # compute_dtype
     head: float  # head_dtype
 
@@ -101,16 +92,15 @@ class Flops(NamedTuple):
 
 
 def score_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str) -> Flops:
-    """Forward pass of one micro-batch."""
     layers = layer_flops(model, tokens.total, tokens.pairs(attention)) / tensor
     return Flops(layers, head_flops(model, tokens.scored) / head_parts(model, tensor))
 
 
 def update_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str, is_chunked: bool) -> Flops:
-    """Forward and backward pass of one micro-batch, with what is computed again."""
+    """Forward and backward pass of one micro-batch, recomputation included."""
     forward = score_flops(model, tokens, tensor, attention)
     layers, head = 3 * forward.layers, 3 * forward.head
-    if model.lora:  # of frozen matrices no gradient is made: one product less
+    if model.lora:  # no gradient of frozen matrices: one product less
         layers -= (layer_flops(model, tokens.total, 0) - 3 * adapter_flops(model, tokens.total)) / tensor
         head -= forward.head
     attended = layer_flops(model, 0, tokens.pairs(attention)) / tensor
@@ -145,13 +135,13 @@ def head_bytes(model: ModelConfig, tensor: int) -> float:
 
 
 def sampling_weight_bytes(model: ModelConfig, tensor: int) -> float:
-    """Of the layout of sampling, whose matrices may be int8 with a float32 scale for each output."""
+    """Matrices in the layout of sampling; in int8 with a float32 scale for each output."""
     size = weight_bytes(model, tensor)
     if not model.sample_weight_dtype:
         return size
     H, K, E = model.num_heads, model.num_kv_heads, model.head_dim
     saved = (_itemsize(model.compute_dtype) - _itemsize(model.sample_weight_dtype)) * layer_flops(model, 1, 0) / 2
-    # On each device of a tensor group, scales of its queries, keys, values, gates and ups; and of all of the width.
+    # Scales: split queries, keys, values, gates and ups; whole outputs of the width.
     scales = ((H + 2 * K) * E + 2 * model.mlp_width) / tensor + 2 * model.width
     return size - saved / tensor + 4 * model.num_layers * scales
 
@@ -164,8 +154,6 @@ def cached_token_bytes(model: ModelConfig, tensor: int) -> float:
 
 
 class StepPart(NamedTuple):
-    """Part of a decode step: the bytes that it reads, and its products."""
-
     read: float
     flops: Flops
 
@@ -174,11 +162,11 @@ def decode_parts(
     model: ModelConfig, prompts: float, prompt_length: float, rows: float, cache: float, tensor: int
 ) -> tuple[StepPart, ...]:
     """A step of `rows` rows: the layers' matrices, attention to the cache of `prompts` prompts and to `cache` new
-    tokens a row, and the head. Each part waits for the one before it."""
+    tokens a row, and the head."""
     flops = decode_flops(model, rows, prompt_length + cache, tensor)
     matrices = Flops(layer_flops(model, rows, 0) / tensor, 0.0)
     head = head_bytes(model, tensor)
-    # With xla all columns are read, filled or not.
+    # xla reads all columns, filled or not.
     cached = (prompts * prompt_length + rows * cache) * cached_token_bytes(model, tensor)
     return (
         StepPart(sampling_weight_bytes(model, tensor) - head, matrices),
@@ -188,8 +176,7 @@ def decode_parts(
 
 
 def optimizer_bytes(state: float, params: float) -> float:
-    """One optimizer step: parameters and moments (`state`) are read and written; gradients, of the size of `params`,
-    are read for their norm and for the step."""
+    """Parameters and moments (`state`) are read and written; gradients, of the size of `params`, are read twice."""
     return 2 * state + 2 * params
 
 

@@ -1,6 +1,6 @@
 """Checks a device: whether its numbers are right, and how long a short run takes (`bench --check`).
 
-Writes check.json and check.md anew after every row. Each step is a process (device_steps.py), and this one touches no
+check.json and check.md are written after every row. Each step is a process (device_steps.py), and this one touches no
 device: a step that fails, hangs or is killed is a line of the table, and the next one starts afresh.
 """
 
@@ -33,8 +33,6 @@ WAITING, RUNNING, DONE, ERROR, CUT = "not begun", "running", "done", "failed", "
 
 
 class Step(NamedTuple):
-    """One process."""
-
     kind: str
     title: str
     command: tuple[str, ...]
@@ -48,8 +46,8 @@ def steps_of(size: str) -> list[Step]:
 def check_device(
     out: Path, kinds: Sequence[str], size: str, minutes: float, log_fn: Callable[[str], None] = print
 ) -> dict:
-    """Run the steps of these kinds, for at most so many minutes; returns the report, which is also in `out`. The
-    devices are always listed. Ctrl-C ends the running step and the command."""
+    """Run the steps of these kinds for at most `minutes`; returns the report, also written to `out`. Devices are always
+    listed. Ctrl-C ends the running step and the command."""
     began = time.monotonic()
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     steps = [step for step in steps_of(size) if step.kind in (KINDS[0], *kinds)]
@@ -75,14 +73,13 @@ def check_device(
 
 
 def _run(step: Step, entry: dict, limit_s: float, write_fn: Callable[[], None]) -> None:
-    """Run one step for at most `limit_s` seconds; its rows, and how it ended, go into the entry."""
     began, is_over = time.monotonic(), threading.Event()
     entry["status"] = RUNNING
     write_fn()
     paths = [str(Path(tango_jax.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": os.pathsep.join(paths)}
     with tempfile.TemporaryFile() as log:
-        # A new session, which Ctrl-C does not reach and which is ended as a whole: a run has workers.
+        # A new session, out of reach of Ctrl-C and ended as a whole: a run has workers.
         process = subprocess.Popen(step.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
                                    text=True, env=environment, start_new_session=True)  # fmt: skip
 
@@ -121,7 +118,7 @@ def _run(step: Step, entry: dict, limit_s: float, write_fn: Callable[[], None]) 
 
 
 def _take(entry: dict, line: str) -> None:
-    """A row of a step. A process that is killed may leave half a line."""
+    """A row of a step. A killed process may leave half a line."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -135,7 +132,7 @@ def _take(entry: dict, line: str) -> None:
 def _kill(process: subprocess.Popen) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:  # it has ended, and all that it started
+    except ProcessLookupError:
         pass
 
 
@@ -147,7 +144,6 @@ def exit_code(report: dict) -> int:
 
 
 def markdown(report: dict) -> str:
-    """check.md, of a report that may be unfinished."""
     steps = report["steps"]
     parts = [
         "# tango_jax: a first check of a device",
@@ -162,7 +158,6 @@ def markdown(report: dict) -> str:
 
 
 def outcome(step: dict) -> str:
-    """How a step stands, in a few words."""
     rows, found = step["rows"], [step["status"]]
     compared, errors = [row for row in rows if "within" in row], [row["error"] for row in rows if "error" in row]
     if compared:

@@ -1,7 +1,7 @@
-"""Whether attention, sampler, int8 and adapters of a small random model compute on this device what they should.
+"""Whether attention, sampler, int8 and adapters of a small random model compute correctly on this device.
 
-bfloat16, by every implementation that the device has, is compared with plain attention and the plain model in float32;
-log-probs of the sampler are compared with the trainer's.
+Every bfloat16 implementation is compared with plain attention and the plain model in float32; the sampler's log-probs
+are compared with the trainer's.
 """
 
 import dataclasses
@@ -30,13 +30,11 @@ from tango_jax.sampling.request import SampleRequest
 from tango_jax.sampling.sampler import make_sampler
 from tango_jax.tracking.alarm_rules import Limits
 
-HIGHEST = "highest"  # of products of float32: all their bits, on accelerators too
+HIGHEST = "highest"  # all bits of float32 products, on accelerators too
 BFLOAT16 = {"compute_dtype": "bfloat16"}
 
 
 class Allowed(NamedTuple):
-    """The most that two results may differ by."""
-
     largest: float
     mean: float
     unit: str  # nats, or shares of the largest number
@@ -51,8 +49,6 @@ GAP = Allowed(math.inf, Limits().logprob_gap, "nats")
 
 
 class ParitySizes(NamedTuple):
-    """What is compared."""
-
     model: ModelConfig  # in float32
     prompts: int
     samples: int
@@ -63,18 +59,16 @@ class ParitySizes(NamedTuple):
 
 
 class Case(NamedTuple):
-    """Comparisons that stand or fall together."""
-
     name: str
     run: Callable[[], Iterator[dict]]
 
 
 def comparisons(sizes: ParitySizes) -> Iterator[dict]:
-    """A row for each; also for one that fails or that this device cannot run."""
+    """A row for each comparison, failed and left out ones included."""
     for case in cases(sizes):
         try:
             yield from case.run()
-        # Whatever a compiler or a kernel may raise: the others are still made.
+        # A compiler or a kernel may raise anything.
         except Exception as error:
             yield {"what": case.name, "error": error_text(error)}
 
@@ -119,19 +113,18 @@ def cases(sizes: ParitySizes) -> Iterator[Case]:
 
 
 def left_out(name: str, error: ValueError) -> Case:
-    """A case that this device cannot run, for the reason that the error gives."""
     return Case(name, lambda: iter([{"what": name, "left_out": str(error).partition(": use ")[0]}]))
 
 
 def row(what: str, pairs: list[tuple[np.ndarray, np.ndarray]], allowed: Allowed) -> dict:
-    """A comparison of (found, wanted) arrays, which count together."""
+    """A comparison of (found, wanted) arrays, taken together."""
     found = []
     for got, wanted in pairs:
         got, wanted = (np.asarray(x, np.float64).ravel() for x in (got, wanted))
         found.append(np.abs(got - wanted) / (1.0 if allowed.unit == "nats" else np.abs(wanted).max()))
     different = np.concatenate(found)
     largest, mean = float(different.max()), float(different.mean())
-    # As comparisons that NaN fails.
+    # NaN fails these comparisons.
     is_within = largest <= allowed.largest and mean <= allowed.mean
     return {"what": what, "largest": largest, "mean": mean, "unit": allowed.unit, "allowed_largest": allowed.largest,
             "allowed_mean": allowed.mean, "within": is_within}  # fmt: skip
@@ -167,8 +160,7 @@ def attention_rows(name: str, kind: str, sizes: ParitySizes) -> Iterator[dict]:
 
 
 def sampler_rows(name: str, model: ModelConfig, allowed: Allowed, sizes: ParitySizes) -> Iterator[dict]:
-    """Log-probs of the sampler against the trainer's, and these against the plain model's in float32, into which
-    adapters are merged."""
+    """The sampler's log-probs against the trainer's, and these against the plain float32 model with merged adapters."""
     plain = dataclasses.replace(sizes.model, attention="xla")
     weights = random_weights(model, sizes)
     is_exact = model.compute_dtype == "float32"
@@ -194,7 +186,7 @@ def random_weights(model: ModelConfig, sizes: ParitySizes) -> dict:
         params = init_params(sizes.model, key)
         if not model.lora:
             return params
-        # As they begin, adapters change nothing: every second matrix of theirs is zero.
+        # Fresh adapters change nothing: every second matrix is zero.
         size = 0.3 * model.lora.rank**-0.5
         adapters = {name: leaf if name.endswith(lora.LORA_A) else size * jax.random.normal(key, leaf.shape)
                     for name, leaf in lora.init_adapters(model, key)["layers"].items()}  # fmt: skip
@@ -211,13 +203,12 @@ def sampled(model: ModelConfig, weights: dict, sizes: ParitySizes) -> tuple[Roll
     limit_B = rng.integers(1, sizes.new + 1, P * M)
     limit_B[-1] = sizes.new
     buckets = SamplerConfig((sizes.prompt,), (sizes.new // 2, sizes.new), (P * M,))
-    sampler = make_sampler(model, buckets, stop_ids=(model.vocab_size,))  # no token stops
+    sampler = make_sampler(model, buckets, stop_ids=(model.vocab_size,))
     request = SampleRequest(prompts, M, step_key(0, "parity"), 1.0, max_new=limit_B)
     return sampler.sample(sampler.layout(weights), request), prompts
 
 
 def packed(rollout: Rollout, prompts: list[list[int]], sizes: ParitySizes) -> Batch:
-    """The responses as an update gets them."""
     sequences = [
         TrainSequence(prompts[b // sizes.samples], tokens, np.ones(len(tokens), np.float32), 0.0, logps)
         for b, (tokens, logps) in enumerate(zip(rollout.tokens, rollout.logps, strict=True))

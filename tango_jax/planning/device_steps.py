@@ -1,6 +1,6 @@
 """The steps of a device check, each a process: `python -m tango_jax.planning.device_steps STEP SIZE`.
 
-Prints one JSON object a line on standard output, as soon as it is known; tracebacks go to standard error.
+Prints one JSON object a line on standard output; tracebacks go to standard error.
 """
 
 import contextlib
@@ -37,15 +37,13 @@ from tango_jax.tracking.metrics import read_metrics
 
 Emit = Callable[[dict], None]
 
-# Packages that bring an accelerator's libraries, by how their names begin.
+# Prefixes of packages that bring an accelerator's libraries.
 LIBRARIES = ("jax-cuda", "jax-rocm", "libtpu", "nvidia-cudnn", "nvidia-nccl", "nvidia-cublas", "nvidia-cuda-runtime")
 SETTINGS = ("JAX_PLATFORMS", "JAX_OPTIMIZATION_LEVEL", "XLA_FLAGS", "XLA_PYTHON_CLIENT_MEM_FRACTION",
             "LIBTPU_INIT_ARGS")  # fmt: skip
 
 
 class CheckSize(NamedTuple):
-    """How much is done."""
-
     parity: ParitySizes
     config: str  # a shipped one
     settings: dict[str, Any]  # that shorten it
@@ -56,8 +54,8 @@ def _small_model(**sizes: int) -> ModelConfig:
 
 
 SIZES = {
-    # Heads of 128 numbers, which every kernel takes; lengths are multiples of what their pages need. A gate of stage 1
-    # would end a run that is cut short.
+    # Heads of 128 numbers, which every kernel takes; lengths are multiples of the pages. A gate of stage 1 would end a
+    # shortened run.
     "full": CheckSize(
         ParitySizes(_small_model(vocab_size=4096, width=512, num_layers=2, head_dim=128, mlp_width=1024), prompts=4,
                     samples=4, prompt=64, new=64, row=300, rank=32),
@@ -75,7 +73,7 @@ SIZES = {
 
 
 def devices(size: CheckSize, emit: Emit) -> None:
-    """Facts, one a row. Names of hosts are left out: the table is for others to read."""
+    """Facts, one a row, without host names."""
     facts, device = process_facts(), jax.local_devices()[0]
     for name in ("hosts", "command", "time", "processes"):
         del facts[name]
@@ -99,7 +97,7 @@ def parity(size: CheckSize, emit: Emit) -> None:
 
 
 def quickstart(size: CheckSize, emit: Emit) -> None:
-    """A run in a temporary folder: median seconds of a turn by phase."""
+    """Median seconds of a turn by phase, of a run in a temporary folder."""
     config, console = load_config(size.config, size.settings), Console(enabled=False)
     validate(config)
     with tempfile.TemporaryDirectory() as folder, configured(config, console):
@@ -117,7 +115,6 @@ STEPS = {step.__name__: step for step in (devices, parity, quickstart)}
 
 
 def main(step: str, size: str) -> int:
-    """Run a step; returns the exit code."""
     # Only rows go to standard output, whatever libraries print.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -132,7 +129,7 @@ def main(step: str, size: str) -> int:
             if warning := configure(default_config()):
                 print(warning)
             STEPS[step](SIZES[size], emit)
-    # The step ends here, and its parent has to hear why in one line.
+    # The parent reads why the step ended in one line.
     except Exception as error:
         traceback.print_exc()
         emit({"failed": error_text(error)})

@@ -1,7 +1,7 @@
 """Memory and traffic of a run's functions by arithmetic, where nothing is compiled.
 
-States, weights, caches, gradients and saved activations are exact. What a compiler needs for itself is rough: the
-arrays of one layer, the parameters that it gathers, a few copies of the logits.
+States, weights, caches, gradients and saved activations are exact. The compiler's scratch memory is rough: one layer's
+arrays, the parameters that it gathers, a few copies of the logits.
 """
 
 import dataclasses
@@ -30,20 +30,17 @@ LOGITS_FORWARD, LOGITS_BACKWARD = 3, 5  # arrays of the size of the logits that 
 
 
 def estimated_programs(job: Job, platform: str) -> dict[str, Program]:
-    """{"generator/update": Program, ...} of all functions."""
     return {name: program for role in job.policies
             for name, program in (training_estimates(job, role, platform) | sampling_estimates(job, role)).items()}
 
 
 def estimated_phases(job: Job, role: str, kind: str) -> list[Phase]:
-    """The phases of a role's sampling or training (`kind`) with nothing compiled."""
     platform = job.machine.platform
     programs = sampling_estimates(job, role) if kind == "sampling" else training_estimates(job, role, platform)
     return PHASES_OF[kind](job, programs, role)
 
 
 def training_estimates(job: Job, role: str, platform: str) -> dict[str, Program]:
-    """"ROLE/score" and "ROLE/update", and "ROLE/sft" where the role has a stage 1."""
     policy = job.policies[role]
     found = {
         f"{role}/score": _score_estimate(policy),
@@ -68,11 +65,9 @@ def _score_estimate(policy: SizedPolicy) -> Program:
 
 
 def _update_estimate(policy: SizedPolicy, batch: Batch, trained: int, platform: str) -> Program:
-    """Of an update of `trained` bytes of parameters."""
     model, mesh, tokens = policy.model_config, policy.placement.train, micro_batch_shape(batch)
     layer, logits = _working_bytes(policy, tokens)
     unsaved = model.num_layers * layer if model.remat == "none" else 0.0
-    # Gradients of one micro-batch are made beside their sum.
     temp = 2 * trained + saved_activations(policy, batch) + unsaved + 2 * layer + LOGITS_BACKWARD * logits
     sent = [_moved_out(item, platform, mesh)
             for item in update_traffic(model, mesh, tokens, policy.config.logp_chunk)]
@@ -87,7 +82,6 @@ def _working_bytes(policy: SizedPolicy, tokens: MicroBatchShape) -> tuple[float,
 
 
 def sampling_estimates(job: Job, role: str) -> dict[str, Program]:
-    """"ROLE/layout", "ROLE/prefill" and "ROLE/decode"."""
     policy, shapes = job.policies[role], job.policies[role].sampling
     model, placement, sizes = policy.model_config, policy.placement, policy.sampler_config
     tensor, groups = placement.local.shape["tensor"], placement.row_multiple
@@ -95,7 +89,7 @@ def sampling_estimates(job: Job, role: str) -> dict[str, Program]:
     prompts, length = (size / share for size, share in zip(shapes.prefill[1].token_PX.shape, (groups, 1), strict=True))
     pairs = prompts * MicroBatchShape(1, int(length)).pairs(model.attention)
     of_prompts = prompts * length * cached_token_bytes(model, tensor)
-    # A chunk of prompts is a result of its own; otherwise the result is a whole state in the first cache bucket.
+    # With a budget, a chunk of prompts is the result; otherwise a whole state in the first cache bucket.
     output = of_prompts if sizes.cache_tokens else device_bytes(shapes.states[0])
     rows = shapes.states[-1].out_token_BS.shape[0] / groups
     scores = rows * (sizes.prompt_buckets[-1] + sizes.cache_buckets[-1]) * model.num_heads / tensor * 4
@@ -114,8 +108,8 @@ def sampling_estimates(job: Job, role: str) -> dict[str, Program]:
 
 
 def layer_bytes(model: ModelConfig, tokens: float, pairs: float, tensor: int) -> float:
-    """Arrays of one layer's forward pass: four of [tokens, D]; queries, keys and values, before and after rotation, and
-    attention's output; three of [tokens, F]. Plain attention has its scores twice, in float32."""
+    """Four arrays of [tokens, D]; queries, keys and values, before and after rotation, and attention's output; three of
+    [tokens, F]. Plain attention has its scores twice, in float32."""
     D, F, H, K, E = model.width, model.mlp_width, model.num_heads, model.num_kv_heads, model.head_dim
     numbers = tokens * (4 * D + (2 * (H + 2 * K) * E + H * E + 3 * F) / tensor)
     scores = 0.0 if model.attention in SKIPPING else 2 * 4 * pairs * H / tensor
@@ -130,7 +124,7 @@ def logits_bytes(model: ModelConfig, tokens: float, tensor: int) -> float:
 def gathered_bytes(model: ModelConfig, tensor: int) -> tuple[float, float]:
     """(parameters, gradients) in the layout of use: two layers, embedding and head."""
     width, parameters, gradients = dtype_widths(model), 0.0, 0.0
-    is_trained = model.lora is None  # gradients of adapters are too small to count
+    is_trained = model.lora is None  # adapters' gradients are too small to count
     for name, size in param_sizes(model):
         part = math.prod(size) / tensor
         if name.startswith("layers/"):

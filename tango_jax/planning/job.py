@@ -50,7 +50,7 @@ from tango_jax.weights.source import kind_of
 
 
 class SamplingShapes(NamedTuple):
-    """Arguments of a sampler's jitted functions, as shapes: its largest batches, with a prompt for each row."""
+    """Arguments of a sampler's jitted functions, as shapes: the largest batches, with a prompt for each row."""
 
     weights: dict
     prefill: tuple  # all three arguments, for all rows or for a chunk of them
@@ -75,12 +75,10 @@ class SizedPolicy:
 
     @functools.cached_property
     def state(self) -> TrainState:
-        """Trained parameters and their moments."""
         return self._placed(_state_shapes(dataclasses.replace(self.model_config, remat="none")))
 
     @functools.cached_property
     def base(self) -> dict:
-        """The frozen parameters; {} without adapters."""
         return self._placed(split(_weight_shapes(dataclasses.replace(self.model_config, remat="none")))[1])
 
     @property
@@ -109,7 +107,6 @@ class SizedPolicy:
 
     @functools.cached_property
     def stage_one(self) -> Batch | None:
-        """What a step of stage 1 gets; None: the role has no stage 1."""
         if not self.config.sft.steps:
             return None
         count, shards = math.ceil(self.config.sft.batch_size / self.processes), self.placement.num_local_shards
@@ -124,8 +121,6 @@ class SizedPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Both roles on the devices of a machine."""
-
     config: ConfigDict
     machine: Machine
     policies: dict[str, SizedPolicy]
@@ -141,20 +136,19 @@ class Job:
 
     @property
     def stage_one(self) -> list[str]:
-        """The roles that have a stage 1."""
         return [role for role, policy in self.policies.items() if policy.stage_one]
 
     @property
     def prompts(self) -> int:
-        """Problems of a turn that the busiest process works on."""
+        """Problems of a turn in the busiest process."""
         return math.ceil(self.config.rl.prompts_per_step / self.processes)
 
     def shares_base(self, role: str) -> bool:
-        """Whether the role's frozen base is that of the role before it (loop/stage_one.py)."""
+        """Whether the role's frozen base is the previous role's too (loop/stage_one.py)."""
         before, own = self.policies[ROLES[0]], self.policies[role]
         if role == ROLES[0] or not own.config.checkpoint or own.config.sft.full or before.config.sft.full:
             return False
-        if kind_of(own.config.checkpoint) == "workdir":  # where each role has weights of its own
+        if kind_of(own.config.checkpoint) == "workdir":
             return False
         names = ("checkpoint", "mesh")
         return own.base == before.base and all(own.config[name] == before.config[name] for name in names)
@@ -166,7 +160,7 @@ class Job:
 
 
 def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
-    """Both policies of a run on these devices, `per_process` in each process. Raises ValueError."""
+    """Both policies on these devices, `per_process` in each process. Raises ValueError."""
     functions = {
         role: make_policy(role, config[role], plan_source(config, role), devices.devices, per_process)
         for role in ROLES
@@ -182,8 +176,8 @@ def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
 
 
 def sized_job(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> Job:
-    """The roles with these models on a machine that need not be here, as shapes alone. Raises ValueError where a mesh,
-    sizes or an attention do not fit the machine or the model."""
+    """The roles with these models on a machine that need not be here. Raises ValueError where a mesh, sizes or an
+    attention do not fit the machine or the model."""
     policies = {role: _sized_policy(role, config, model, machine) for role, model in models.items()}
     return Job(config, machine, policies, functions={})
 
@@ -193,7 +187,6 @@ def sized(policy: Policy, rl: ConfigDict, processes: int) -> SizedPolicy:
 
 
 def _sized_policy(role: str, config: ConfigDict, model: ModelConfig, machine: Machine) -> SizedPolicy:
-    """What `make_policy` makes, without the functions."""
     own, sizes = config[role], sampler_sizes(config[role])
     try:
         placement = counted_placement(own.mesh, machine)
@@ -215,7 +208,7 @@ def _sized_policy(role: str, config: ConfigDict, model: ModelConfig, machine: Ma
 
 
 def counted_placement(settings: ConfigDict, machine: Machine) -> Placement:
-    """The meshes of `make_placement` on a number of devices. Raises ValueError."""
+    """`make_placement` on a number of devices. Raises ValueError."""
     axes, decode_tensor = resolve_axes(settings, machine.devices), settings.decode_tensor
     size = math.prod(axes)
     local = min(machine.per_process, size)
@@ -237,7 +230,7 @@ def _weight_shapes(model: ModelConfig) -> dict:
 
 
 def _over_processes(placement: Placement, sizes: BatchShape) -> Batch:
-    """A batch on the devices of all processes; `sizes` are those of one."""
+    """A batch on the devices of all processes, from the sizes of one."""
 
     def over_processes(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
         shape = (leaf.shape[0], placement.num_shards, *leaf.shape[2:]) if leaf.ndim else ()
@@ -248,7 +241,7 @@ def _over_processes(placement: Placement, sizes: BatchShape) -> Batch:
 
 def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
     local, sizes = policy.placement.local, policy.sampler_config
-    model = dataclasses.replace(policy.model_config, remat="none")  # on which no shape depends
+    model = dataclasses.replace(policy.model_config, remat="none")  # no shape depends on it
     weights = _layout_shapes(model, local.shape["tensor"] == 1)
     weights, longest = with_shardings(weights, decode_shardings(local, weights)), sizes.prompt_buckets[-1]
     if sizes.cache_tokens:
@@ -285,7 +278,6 @@ def _layout_shapes(model: ModelConfig, is_joined: bool) -> dict:
 
 
 def _with_rows(tree: Any, rows: int) -> Any:
-    """Rows come first in every array of a state."""
     return jax.tree.map(lambda leaf: leaf.update(shape=(rows, *leaf.shape[1:])) if leaf.ndim else leaf, tree)
 
 
@@ -295,10 +287,8 @@ def _state_of_one_row(model: ModelConfig, max_new: int, prompt_bucket: int, cach
 
 
 def _placed(place: NamedSharding, tree: Any) -> Any:
-    """One sharding for a whole tree, such as the layers of a cache."""
     return jax.tree.map(lambda leaf: leaf.update(sharding=place), tree)
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes of a device, of arrays given as shapes with shardings."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

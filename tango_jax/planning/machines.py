@@ -19,23 +19,22 @@ GIB = 2**30
 
 
 class Scale(NamedTuple):
-    """Sizes that depend on how fast a machine is, where the user sets none."""
+    """Defaults that depend on how fast a machine is."""
 
     response: int  # tokens of a solution, at least
     prompts: int  # problems of a turn
     samples: int  # solutions of each
-    passes: int  # how often every problem is drawn in the run, if that takes no more than
+    passes: int  # how often every problem is drawn in the run, at most
     steps: int  # generator steps
     evaluated: int  # held-out problems, at most
     logits: int  # bytes of the logits that exist at a time
     memory: float  # share of the memory to plan with; compiling and saving take the rest
 
     def logits_chunk(self, vocab_size: int) -> int:
-        """Tokens whose logits exist at a time."""
         return 2 ** int(math.log2(max(self.logits // (4 * vocab_size), 16)))
 
 
-# A first run on a CPU should end while its user is still there: 135 M parameters on two cores take under two hours.
+# A first run on a CPU: 135 M parameters on two cores take under two hours.
 CPU = Scale(response=256, prompts=4, samples=4, passes=1, steps=20, evaluated=32, logits=2**25, memory=0.5)
 # 300 steps are the published number (arXiv 2505.15034).
 ACCELERATOR = Scale(response=1024, prompts=32, samples=8, passes=10, steps=300, evaluated=200, logits=2**28,
@@ -43,8 +42,6 @@ ACCELERATOR = Scale(response=1024, prompts=32, samples=8, passes=10, steps=300, 
 
 
 class Machine(NamedTuple):
-    """What a run has to run on."""
-
     platform: str  # cpu, gpu or tpu
     devices: int  # of the job
     memory: int  # bytes that programs may use on each device
@@ -74,7 +71,7 @@ _planned: ContextVar[Machine | None] = ContextVar("planned", default=None)
 
 @contextlib.contextmanager
 def planned_for(machine: Machine) -> Iterator[None]:
-    """Fit configurations that are read meanwhile to this machine."""
+    """Fit configurations that are read in this block to this machine."""
     token = _planned.set(machine)
     try:
         yield
@@ -83,18 +80,16 @@ def planned_for(machine: Machine) -> Iterator[None]:
 
 
 def planned_machine() -> Machine | None:
-    """The machine of `planned_for`, or None."""
     return _planned.get()
 
 
 def this_machine(config: ConfigDict) -> Machine:
-    """The devices of the job; there must be at least one. Raises ValueError."""
+    """The devices of the job. Raises ValueError."""
     hosts.connect()
     hosts.check_devices()
     backend = jax.default_backend()
     told = hosts.join_parts([(platform.node(), device_memory(), capability_of(jax.local_devices()[0]))])
-    # All processes must derive the same settings: those that fit the smallest machine. CPU processes of one machine
-    # share its memory.
+    # All processes must derive the same settings, for the smallest machine. CPU processes of one machine share memory.
     processes = Counter(name for name, _, _ in told)
     memory = min(size // processes[name] if backend == "cpu" else size for name, size, _ in told)
     capability = min((known for _, _, known in told if known is not None), default=None)

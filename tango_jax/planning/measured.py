@@ -1,7 +1,4 @@
-"""Compares the phases of a finished run with what is predicted for it: `plan --measured=RUN`.
-
-The responses have the run's lengths; those of prompts are assumed.
-"""
+"""Compares the phases of a finished run with its prediction (`plan --measured=RUN`), by the run's response lengths."""
 
 import statistics
 from pathlib import Path
@@ -24,25 +21,21 @@ from tango_jax.tracking.provenance import read_provenance
 from tango_jax.tracking.results import is_finished
 from tango_jax.weights.workdir import read_config
 
-# Measured phase -> the predicted phases in it: a run times an update with its scores as one.
+# Measured phase -> its predicted phases: a run times an update with its scores as one.
 PHASES = {"reshard": ("reshard",), "sample": ("sample",), "verify": ("verify",), "update": ("score", "update")}
 
 
 class Run(NamedTuple):
-    """A finished run."""
-
     workdir: Path
     config: ConfigDict
     target: str
     devices: int
     per_process: int
-    turns: dict[str, dict[str, float]]  # role that is updated -> phase -> median seconds
-    lengths: dict[str, dict[str, Lengths]]  # role that is updated -> role that responds -> its responses
+    turns: dict[str, dict[str, float]]  # updated role -> phase -> median seconds
+    lengths: dict[str, dict[str, Lengths]]  # updated role -> sampling role -> its responses
 
 
 class PhaseTimes(NamedTuple):
-    """One phase of the turns in which a role is updated."""
-
     role: str
     phase: str
     predicted: tuple[float, float, float]  # quickest, likely, slowest
@@ -120,7 +113,6 @@ def beside(run: Run) -> list[PhaseTimes]:
 
 
 def show(run: Run, found: list[PhaseTimes], console: Console) -> None:
-    """Print the phases as a table."""
     rows = [(one.role, one.phase, between(quick, slow), likely, one.measured, likely / one.measured)
             for one in found for quick, likely, slow in [one.predicted]]  # fmt: skip
     console.table(f"{run.workdir} on {run.devices} x {run.target}: seconds of a turn, the median of its turns",

@@ -1,6 +1,6 @@
 """Memory of a device in every phase of a run, split by what the bytes are for.
 
-The states of both policies and their references stay on a device; they count in every phase except stage 1.
+The states of both policies and their references stay on a device in every phase except stage 1.
 """
 
 from typing import NamedTuple
@@ -19,13 +19,13 @@ class Phase(NamedTuple):
     """Bytes of a device at the fullest moment of a phase."""
 
     name: str  # generator/update
-    parameters: float = 0  # of both policies, and of the references that KL is measured against
+    parameters: float = 0  # of both policies and their references
     optimizer: float = 0  # moments of both
     weights: float = 0  # a copy of the parameters in the layout of sampling
     cache: float = 0  # keys and values
     gradients: float = 0
-    activations: float = 0  # what the forward pass keeps for the backward pass
-    temporaries: float = 0  # the batch and all else that the function needs for itself
+    activations: float = 0
+    temporaries: float = 0  # the batch and the compiler's scratch memory
     error: str = ""
 
     @property
@@ -34,7 +34,6 @@ class Phase(NamedTuple):
 
 
 def phases(job: Job, programs: dict[str, Program]) -> list[Phase]:
-    """Every phase of the roles whose functions are given."""
     roles = dict.fromkeys(name.split("/")[0] for name in programs)
     return [phase for role in roles for phases_of in PHASES_OF.values() for phase in phases_of(job, programs, role)]
 
@@ -55,7 +54,7 @@ def resident(job: Job, name: str, busy: str = "", with_reference: bool = False, 
     """What is always on a device. With `mesh.offload`, moments and references of the `busy` role alone."""
     parameters, optimizer, is_shared = 0, 0, shares_policy(job.config)
     for role, policy in job.policies.items():
-        if is_shared and role != ROLES[0]:  # one policy in both roles has one state
+        if is_shared and role != ROLES[0]:
             continue
         state, config = policy.state, policy.config
         own, is_busy = device_bytes(state.params), busy == role or (is_shared and bool(busy))
@@ -74,19 +73,18 @@ def _reshard(job: Job, programs: dict[str, Program], role: str) -> Phase:
 
 
 def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
-    """The fullest of: the prompts' pass, the steps in each cache bucket, and copying a cache, layer by layer, into
-    another one."""
+    """The fullest of: the prompts' pass, the steps in each cache bucket, and copying a cache to another, by layer."""
     prefill, decode = programs[f"{role}/prefill"], programs[f"{role}/decode"]
     shapes = job.policies[role].sampling
     caches = [device_bytes((state.prefix, state.suffix)) for state in shapes.states]
     rests = [device_bytes(state) - cache for state, cache in zip(shapes.states, caches, strict=True)]
     phase = resident(job, f"{role}/sample")._replace(weights=device_bytes(shapes.weights))
     sizes, num_layers = job.policies[role].sampler_config, job.policies[role].model_config.num_layers
-    if sizes.cache_tokens:  # a chunk of prompts is read beside the cache that it will enter
+    if sizes.cache_tokens:  # a chunk of prompts is read before it enters the cache
         read = phase._replace(cache=caches[0], temporaries=prefill.added + rests[0], error=prefill.error)
     else:
         read = phase._replace(cache=caches[0], temporaries=prefill.added - caches[0], error=prefill.error)
-    # The loop is compiled in the last bucket. What it needs beside the cache grows with the rows, of logits above all.
+    # The loop is compiled in the last bucket. Its scratch memory grows with the rows, mostly by logits.
     rows = [state.out_token_BS.shape[0] for state in shapes.states]
     moments = [read]
     moments += [
@@ -106,7 +104,7 @@ def _score(job: Job, programs: dict[str, Program], role: str) -> Phase:
 
 
 def _update(job: Job, programs: dict[str, Program], role: str) -> Phase:
-    """Gradients are in the parameters' type; the compiler may hold a second copy, which counts as temporary."""
+    """Gradients have the parameters' type. A second copy by the compiler counts as temporary."""
     update = programs[f"{role}/update"]
     gradients = device_bytes(job.policies[role].state.params)
     kept = saved_activations(job.policies[role], job.policies[role].batch)
@@ -120,7 +118,7 @@ def _update(job: Job, programs: dict[str, Program], role: str) -> Phase:
 
 
 def _stage_one(job: Job, programs: dict[str, Program], role: str) -> Phase:
-    """An update of stage 1, without references; the roles before this one have their parameters there."""
+    """An update of stage 1, without references. Earlier roles have their parameters there."""
     policy, update = job.policies[role], programs[f"{role}/sft"]
     state, batch = policy.stage_one_state, policy.stage_one
     roles = list(job.policies)
@@ -144,8 +142,7 @@ def _batches(job: Job, role: str) -> int:
 
 
 def saved_activations(policy: SizedPolicy, batch: Batch) -> float:
-    """What layers keep of a micro-batch: with remat=full their inputs, with dots also the results of their products.
-    With remat=none everything is kept and counts as temporary."""
+    """remat=full keeps layers' inputs, dots also the results of products; with none, all of it counts as temporary."""
     model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
     width = {"none": 0, "full": model.width}.get(model.remat)
     if width is None:

@@ -1,6 +1,6 @@
 """Settings that follow from a problem file, from the models and from the machine (configs/own_problems.py).
 
-Lengths are counted with the roles' tokenizers, or roughly in a plan that has none. Memory is by arithmetic
+Lengths are counted with the roles' tokenizers, or roughly in a plan without them. Memory is by arithmetic
 (estimates.py); `python -m tango_jax.plan` compiles the run and is exact.
 """
 
@@ -34,19 +34,15 @@ from tango_jax.weights.source import fields_of, kind_of
 
 ADAPTER_RANK = 32
 LEAST_RESPONSE = 64  # tokens; shorter limits leave no room for a solution in steps
-SPARE = 64  # tokens: what a solution grows by when another tokenizer reads it
+SPARE = 64  # tokens: how much longer a solution may be in another tokenizer
 
 
 def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None = None) -> None:
     """Set everything that follows from the problems, the models and the machine, except the keys in `given`, and notes
     that say why.
 
-    Args:
-        machine: one to plan for; by default that of `planned_for`, or else this one. For a plan nothing is downloaded.
-
-    Raises:
-        ValueError: the problems or a checkpoint cannot be read, there are too few problems, they are too long for the
-            models, or the models are too large for the machine.
+    `machine`: by default the machine of `planned_for`, or else this one. A plan downloads nothing. Raises ValueError
+    where problems or a checkpoint cannot be read, problems are too few or too long, or the models are too large.
     """
     mistakes, settings = Mistakes(), OpenSettings(config, given)
     problems: tuple[Problem, ...] = ()
@@ -56,7 +52,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     if config.task.test:
         with mistakes.collected("task.test: "):
             test = load_problems(config.task.test).problems
-    if mistakes.messages:  # told before the tokenizers are read, which takes a while
+    if mistakes.messages:  # reading the tokenizers takes a while
         for checkpoint in dict.fromkeys(config[role].checkpoint for role in ROLES):
             with mistakes.collected():
                 kind_of(checkpoint)
@@ -105,7 +101,6 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
 
 
 def _further_prompts(config: ConfigDict) -> dict[str, set[Prompt]]:
-    """By role, the further prompts of the method."""
     try:
         method = load_method(config, is_checked=False)
     except ValueError:  # another check says so
@@ -127,7 +122,7 @@ def set_lengths(
     settings.put("verifier.max_response", rounded(1.25 * generator.max_response))
     needed = rounded(lengths["verifier"].limit + generator.max_response + SPARE)
     left = positions["verifier"] - needed
-    if left < verifier.max_response:  # a long solution is then cut off, and counted in the metrics
+    if left < verifier.max_response:  # long solutions are cut off, and counted in the metrics
         most = max(positions["verifier"] // 4, LEAST_RESPONSE)
         settings.put("verifier.max_response", min(verifier.max_response, most))
         needed = min(needed, positions["verifier"] - verifier.max_response)
@@ -135,7 +130,7 @@ def set_lengths(
     further = _further_prompts(settings.config)
     for role in ROLES:
         own = settings.config[role]
-        if {SECOND_TRY, SECOND_JUDGEMENT} & further[role]:  # about a solution and its verification
+        if {SECOND_TRY, SECOND_JUDGEMENT} & further[role]:
             added = verifier.max_response + (generator.max_response + SPARE if role == "generator" else 0)
             settings.put(f"{role}.max_prompt", min(own.max_prompt + added, positions[role] - own.max_response))
         least = lengths[role].limit + LEAST_RESPONSE * (1 if role == "generator" else 2)
@@ -163,8 +158,8 @@ def set_split(
     settings: OpenSettings, scale: Scale, problems: tuple[Problem, ...], lengths: dict[str, Lengths],
     test: tuple[Problem, ...], test_lengths: dict[str, Lengths] | None, mistakes: Mistakes,
 ) -> tuple[int, int]:
-    """Set how many problems are held out; returns the numbers of problems for training and for evaluation. Questions of
-    `test` are not trained on unless it is the file of training; without it some of `problems` are held out."""
+    """Set how many problems are held out; returns the numbers for training and for evaluation. Questions of `test`
+    are not trained on, unless it is the training file. Without it some of `problems` are held out."""
     config = settings.config
     settings.put("task.validation", min(scale.evaluated, max(1, len(problems) // 10)))
     set_aside = frozenset()
@@ -213,7 +208,6 @@ def require_room(
 
 
 def set_turns(settings: OpenSettings, scale: Scale, training: int, heldout: int) -> None:
-    """Set the length of the run and its intervals."""
     rl = settings.config.rl
     settings.put("rl.prompts_per_step", min(scale.prompts, training))
     settings.put("rl.samples_per_prompt", scale.samples)
@@ -236,14 +230,14 @@ def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training:
 def choose_adapters(
     settings: OpenSettings, models: dict[str, ModelConfig], machine: Machine
 ) -> tuple[dict[str, ModelConfig], list[str]]:
-    """The models, with adapters where training all parameters does not fit; and a line that says so."""
+    """The models, with adapters where training all parameters does not fit, and a line that says so."""
     keys = [f"{role}.model.lora.rank" for role in ROLES]
     if settings.given.intersection(keys):
         return models, []
     try:
         set_batches(settings, models, machine, Mistakes())
         fits = planned_peak(sized_job(settings.config, models, machine)) <= machine.memory
-    except ValueError:  # not even the states fit, or some other mistake, which is found again
+    except ValueError:  # not even the states fit, or another mistake, which is found again
         fits = False
     rank = min(ADAPTER_RANK, *(1 << int(math.log2(narrowest_side(model))) for model in models.values()))
     if fits:
@@ -286,18 +280,18 @@ def set_batches(
     )
     for role, model in models.items():
         for (kind, key), values in tried.items():
-            for value in values:  # the last one where none fits
+            for value in values:
                 settings.put(f"{role}.{key}", value)
                 if has_room(job, role, model, kind):
                     break
 
 
 def has_room(job: Job, role: str, model: ModelConfig, kind: str) -> bool:
-    """Whether a role's sampling or training fits with the settings as they are now."""
+    """Whether a role's sampling or training fits with the current settings."""
     machine = job.machine
     try:
         tried = sized_job(job.config, {role: model}, machine)
-    except ValueError:  # the given cache_tokens have no room for the smallest batch of these row_buckets
+    except ValueError:  # cache_tokens have no room for the smallest batch of these row_buckets
         return False
     job = dataclasses.replace(job, policies=job.policies | tried.policies)
     # Fewer rows would not help where the weights are laid out.
@@ -306,12 +300,11 @@ def has_room(job: Job, role: str, model: ModelConfig, kind: str) -> bool:
 
 
 def planned_peak(job: Job) -> float:
-    """Bytes of a device at the fullest moment of the run, by arithmetic."""
     return max(phase.peak for role in ROLES for kind in PHASES_OF for phase in estimated_phases(job, role, kind))
 
 
 def halved(most: int, multiple: int) -> list[int]:
-    """`most` and what repeated halving makes of it, as multiples, the largest first."""
+    """`most`, halved again and again, as multiples, the largest first."""
     found = []
     while most >= multiple:
         found.append(most // multiple * multiple)

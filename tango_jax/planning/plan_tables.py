@@ -12,7 +12,7 @@ PARTS = ("parameters", "optimizer", "weights", "cache", "gradients", "activation
 
 
 def as_json(plan: RunPlan) -> dict:
-    """Plain numbers: GiB and bytes of one device, seconds of a turn in which the generator is updated."""
+    """GiB and bytes of one device, seconds of a turn in which the generator is updated."""
     options, ends = plan.options, (plan.quick, plan.slow)
     is_compiled = not any(program.error for program in plan.programs.values())
     turns = plan.likely.turns
@@ -44,7 +44,6 @@ def as_json(plan: RunPlan) -> dict:
 
 
 def show(plan: RunPlan, console: Console) -> None:
-    """Everything, as tables."""
     options, job = plan.options, plan.job
     console.log(f"{options.devices} x {options.target.name}: {job.processes} process(es) of {options.per_process}")
     for role, policy in job.policies.items():
@@ -96,7 +95,6 @@ def _spans(ends: Iterable[float]) -> str:
 
 
 def assumptions(plan: RunPlan) -> list[str]:
-    """What the figures rest on, each in a line."""
     target, options = plan.options.target, plan.options
     lines = []
     if not plan.is_target:

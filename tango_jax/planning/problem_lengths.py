@@ -18,16 +18,16 @@ from tango_jax.weights.source import Source
 
 ROUND = 32  # lengths are multiples of it
 NO_LIMIT = 1 << 30
-# Where there is no tokenizer. In SmolLM2's, whose vocabulary is small, most prompts of the math sets have 2.4 to 3.1
-# bytes a token, with its chat template.
+# Without a tokenizer. In SmolLM2's small vocabulary, most prompts of the math sets have 2.4 to 3.1 bytes a token,
+# with its chat template.
 BYTES_PER_TOKEN = 2.5
 
 
 class Lengths(NamedTuple):
-    """Tokens of all prompts of a role, in the order of the problems; the verifier's are those without a solution."""
+    """Tokens of all prompts of a role, by problem; the verifier's without a solution."""
 
     tokens: np.ndarray
-    limit: int  # the longest one, or less where a few are far longer than the others
+    limit: int  # the longest, or less where a few are far longer
 
     @property
     def longest(self) -> int:
@@ -53,13 +53,13 @@ def prompt_lengths(
 
 
 def usual_limit(counts: list[int]) -> int:
-    """The longest of the lengths; or, where that is more than twice what 99 % of them have, the latter."""
+    """The longest length, or the 99th percentile where the longest is more than twice that."""
     usual = math.ceil(np.percentile(counts, 99))
     return max(counts) if max(counts) <= 2 * usual else usual
 
 
 def read_as(config: ConfigDict, tokenizer: Tokenizer) -> tuple[str, int]:
-    """The row format, and the 99th percentile of the tokens of worked answers; 0 where the file has none."""
+    """The row format, and the 99th percentile of the tokens of worked answers; 0 without any."""
     source, row_format = resolve(config.task.train)
     rows = read_rows(source)
     row_format = row_format or detect_format(rows[0].fields)
@@ -70,7 +70,6 @@ def read_as(config: ConfigDict, tokenizer: Tokenizer) -> tuple[str, int]:
 
 
 def with_rough_tokens(source: Source) -> Source:
-    """The same with a tokenizer that only counts."""
     tokenizer = dataclasses.replace(source.tokenizer, encode_fn=_rough_tokens, chat_fn=None)
     return dataclasses.replace(source, tokenizer=tokenizer)
 

@@ -17,27 +17,23 @@ from tango_jax.planning.traffic import Collective
 from tango_jax.rl.supervised import make_sft
 from tango_jax.sharding.layouts import with_shardings
 
-COMPILERS = 2  # programs compiled at a time; a third would not be quicker on two cores and takes memory
+COMPILERS = 2  # programs compiled at a time; a third is no quicker on two cores and takes memory
 
 
 class Program(NamedTuple):
-    """One compiled function; bytes of a device."""
-
     argument: int
     output: int
-    alias: int  # of the output, what takes the place of a donated argument
+    alias: int  # of the output, in the place of a donated argument
     temp: int
     collectives: list[Collective] = []  # by arithmetic alone (estimates.py)
-    error: str = ""  # the compiler's message, where it found too little memory
+    error: str = ""  # the compiler's message where memory ran out
 
     @property
     def added(self) -> int:
-        """Bytes beyond the arguments."""
         return self.temp + self.output - self.alias
 
 
 def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
-    """{name: () -> jax's lowered function} of one role."""
     policy, shapes = job.functions[role], job.policies[role]
     state, batch, sampling, sampler = shapes.state, shapes.batch, shapes.sampling, policy.sampler
 
@@ -77,7 +73,6 @@ def compile_job(job: Job, devices: Devices, report: Callable[[str, float], None]
 
 
 def compile_one(lowered: jax.stages.Lowered, options: dict) -> Program:
-    """Compile and examine. Where the compiler runs out of memory, the program has its message."""
     try:
         compiled = lowered.compile(compiler_options=options or None)
     except jax.errors.JaxRuntimeError as error:

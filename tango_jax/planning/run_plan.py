@@ -18,8 +18,6 @@ from tango_jax.runtime.console import Console
 
 
 class PlanOptions(NamedTuple):
-    """The command line."""
-
     config: ConfigDict | None  # None: list the models that fit
     target: Target
     devices: int
@@ -54,7 +52,7 @@ class RunPlan(NamedTuple):
 
 
 def make_plan(options: PlanOptions, console: Console) -> RunPlan:
-    """Compile everything, and work out the rest. Raises ValueError where the target cannot run it."""
+    """Raises ValueError where the target cannot run the configuration."""
     devices = open_devices(options.target, options.devices)
     job = make_job(options.config, devices, options.per_process)
     total = sum(len(lowered_functions(job, role)) for role in ROLES)

@@ -1,14 +1,13 @@
-"""What devices reach of their data sheets' rates in this kind of work, as others have measured it.
+"""Measured shares of devices' data sheet rates in this kind of work.
 
-The numbers follow from configs/results/published.csv: tests/support/published.py fits them, and predicted_times.md in
-that folder sets every measurement beside what is predicted for it.
+tests/support/published.py fits the numbers to configs/results/published.csv; predicted_times.md compares them.
 """
 
 from typing import NamedTuple
 
 
 class Shares(NamedTuple):
-    """What work reaches of a data sheet's rates, by its kind."""
+    """Shares of a data sheet's rates, by kind of work."""
 
     update: float = 0.5  # of the products' rate, in a forward and backward pass
     score: float = 0.5  # in a forward pass over whole sequences
@@ -17,7 +16,7 @@ class Shares(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """The shares that times are predicted with: the likely ones, and the lowest and highest measured."""
+    """The likely shares, and the lowest and highest measured."""
 
     likely: Shares = Shares()
     quick: Shares = Shares()
@@ -25,10 +24,9 @@ class Reached(NamedTuple):
     basis: str = "shares are assumed, not measured"
 
 
-# Targets of one generation reach the same shares.
 GENERATIONS = {"a100-80gb": "a100", "a100-40gb": "a100", "h100": "h100", "h200": "h100", "tpu-v5p": "tpu-v5p",
                "tpu-v5e": "tpu-v5e", "tpu-v6e": "tpu-v6e", "cpu": "cpu"}  # fmt: skip
-OTHER_GPUS = "other GPUs"  # that nobody has measured: the mean of the two that are known, and both of their intervals
+OTHER_GPUS = "other GPUs"  # not measured: the mean of the two that are known, and both of their intervals
 # On one host: (slowest, most likely, quickest) of each kind of work.
 MEASURED = {
     "a100": {"update": (0.40, 0.60, 0.76), "score": (0.40, 0.60, 0.76), "prefill": (0.37, 0.67, 0.68),
@@ -46,12 +44,11 @@ MEASURED = {
     "cpu": {"update": (0.28, 0.60, 0.86), "score": (0.28, 0.59, 0.85), "prefill": (0.14, 0.65, 0.93),
             "read": (0.28, 0.71, 0.92)},
 }  # fmt: skip
-# Updates on several hosts of GPUs reach less: by hosts to the power of this.
+# Updates on several hosts of GPUs reach less: hosts to this power.
 LOST_BY_HOSTS = -0.067
 
 
 def reached(name: str, hosts: int) -> Reached:
-    """The shares of a target on a number of hosts."""
     generation = GENERATIONS.get(name, OTHER_GPUS)
     measured = MEASURED[generation]
     lost = 1.0 if generation.startswith(("tpu", "cpu")) else hosts**LOST_BY_HOSTS

@@ -36,7 +36,7 @@ def blank_tokenizer(model: ModelConfig) -> Tokenizer:
 
 
 class OpenSettings:
-    """The configuration; `put` leaves the keys in `given` as they are."""
+    """The configuration; `put` leaves the keys in `given` unchanged."""
 
     def __init__(self, config: ConfigDict, given: Collection[str]):
         self.config, self.given = config, frozenset(given)
@@ -74,7 +74,6 @@ def open_sources(settings: OpenSettings, mistakes: Mistakes, is_planned: bool) -
 
 
 def lacks_tokenizer(config: ConfigDict, role: str) -> bool:
-    """Whether a role starts from a hub id, or a folder without a tokenizer."""
     kind, path = kind_of(config[role].checkpoint), Path(config[role].checkpoint).expanduser()
     if kind == "workdir":
         started = read_config(path)

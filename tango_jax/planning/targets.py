@@ -1,7 +1,4 @@
-"""The machines that a run can be planned for: their rates, and devices to compile for.
-
-Without the target's compiler, virtual CPU devices stand in.
-"""
+"""The machines that a run can be planned for. Without the target's compiler, virtual CPU devices stand in."""
 
 import dataclasses
 import importlib.util
@@ -21,24 +18,24 @@ from tango_jax.runtime.machine import host_memory, machine_rates
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """One kind of device, `per_host` of them in a machine. Rates are its data sheet's: dense, one direction."""
+    """One kind of device, `per_host` of them in a machine. Rates are the data sheet's: dense, one direction."""
 
     name: str
     platform: str  # gpu, tpu or cpu
     memory: float  # bytes that programs may use
     flops: float  # per second, products of bfloat16
-    flops_float32: float  # of float32, as jax multiplies them by default (TF32 on GPUs, one bfloat16 pass on TPUs)
-    flops_highest: float  # of float32 with Precision.HIGHEST (no tensor cores on GPUs, six bfloat16 passes on TPUs)
+    flops_float32: float  # per second, float32 as jax multiplies by default (TF32 on GPUs, one bfloat16 pass on TPUs)
+    flops_highest: float  # per second, with Precision.HIGHEST (no tensor cores on GPUs, six bfloat16 passes on TPUs)
     read: float  # bytes per second from memory
-    link: float  # bytes per second that a device receives from others of its host (TPUs: of its slice)
+    link: float  # bytes per second that a device receives within its host (TPUs: its slice)
     network: float  # bytes per second that a device receives from other hosts
-    host: float  # bytes per second between a device and the memory of its host
+    host: float  # bytes per second between a device and its host's memory
     per_host: int
-    compilers: tuple[str, ...] = ()  # modules that compile for it; none: always at hand
+    compilers: tuple[str, ...] = ()  # modules that compile for it; none: always installed
     shapes: tuple[tuple[int, str], ...] = ()  # TPU slices: number of chips and their arrangement
     largest_host: int = 0  # chips of the largest TPU slice that is one machine
     capability: float | None = None  # compute capability of an NVIDIA GPU
-    kinds: tuple[str, ...] = ()  # what jax calls such a device, `jax.Device.device_kind`
+    kinds: tuple[str, ...] = ()  # values of `jax.Device.device_kind`
     reached: Reached = Reached()
 
     def with_shares(self, shares: Shares) -> "Target":
@@ -47,7 +44,6 @@ class Target:
 
 # Planning for more takes hours: XLA compiles for every device.
 MOST_DEVICES, MOST_CPU_DEVICES = 16_384, 256
-# Of a GPU's memory, what launch/flags_gpu.sh leaves to XLA.
 _XLA_SHARE = 0.95
 _GPU = {"platform": "gpu", "per_host": 8, "compilers": ("jax_cuda12_plugin", "nvidia.cudnn")}
 _SLICES_OF_256 = ((1, "1x1"), (4, "2x2"), (8, "2x4"), (16, "4x4"), (32, "4x8"), (64, "8x8"), (128, "8x16"),
@@ -55,8 +51,8 @@ _SLICES_OF_256 = ((1, "1x1"), (4, "2x2"), (8, "2x4"), (16, "4x4"), (32, "4x8"), 
 TARGETS = {
     target.name: target
     for target in (
-        # NVIDIA's data sheets of the SXM modules. NVLink and PCIe are given there as the sum of both directions.
-        # Networks as in DGX A100 and DGX H100: 200 and 400 Gb/s of InfiniBand for each GPU.
+        # NVIDIA's data sheets of the SXM modules, which sum both directions of NVLink and PCIe. Networks as in DGX A100
+        # and H100: 200 and 400 Gb/s of InfiniBand for each GPU.
         Target("a100-80gb", memory=_XLA_SHARE * 85.10e9, flops=312e12, flops_float32=156e12,
                flops_highest=19.5e12, read=2.04e12, link=300e9, network=25e9, host=32e9, capability=8.0,
                kinds=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), **_GPU),
@@ -69,8 +65,8 @@ TARGETS = {
         Target("a100-40gb", memory=_XLA_SHARE * 42.3e9, flops=312e12, flops_float32=156e12,
                flops_highest=19.5e12, read=1.555e12, link=300e9, network=25e9, host=32e9, capability=8.0,
                kinds=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), **_GPU),
-        # NVIDIA's data sheets of cards without NVLink: others are reached over PCIe Gen4. Dense products of bfloat16
-        # that add up in float32; networks of 100 Gb/s shared by eight.
+        # NVIDIA's data sheets of cards without NVLink: PCIe Gen4 to the others. Dense products of bfloat16, summed in
+        # float32; networks of 100 Gb/s shared by eight.
         Target("l4", memory=_XLA_SHARE * 23.58e9, flops=121e12, flops_float32=60e12,
                flops_highest=30.3e12, read=0.3e12, link=32e9, network=1.5e9, host=32e9, capability=8.9,
                kinds=("NVIDIA L4",), **_GPU),
@@ -80,9 +76,9 @@ TARGETS = {
         Target("rtx-4090", memory=_XLA_SHARE * 25.39e9, flops=165.2e12, flops_float32=82.6e12,
                flops_highest=82.6e12, read=1.008e12, link=32e9, network=1.5e9, host=32e9, capability=8.9,
                kinds=("NVIDIA GeForce RTX 4090",), **_GPU),
-        # A ring over one axis of the torus, both directions; memory as libtpu says that programs may use. A chip
-        # reaches its host at the rate of a TPU v4 (jax-ml.github.io/scaling-book/tpus). Slices are those of
-        # docs.cloud.google.com/tpu/docs/v5p and /v5e; a v5e of one chip and one of eight are whole machines.
+        # A ring over one axis of the torus, both directions; memory by libtpu. A chip reaches its host as a TPU v4 does
+        # (jax-ml.github.io/scaling-book/tpus). Slices: docs.cloud.google.com/tpu/docs/v5p and /v5e; a v5e of one chip
+        # and one of eight are whole machines.
         Target("tpu-v5p", platform="tpu", memory=95.74 * GIB, flops=459e12, flops_float32=459e12,
                flops_highest=76.5e12, read=2.77e12, link=180e9, network=180e9, host=16e9, per_host=4,
                compilers=("libtpu",), largest_host=4, kinds=("TPU v5p", "TPU v5"),
@@ -99,7 +95,6 @@ TARGETS = {
     )
 }  # fmt: skip
 _TPU_NAMES = {"tpu-v5p": ("v5:", "megacore"), "tpu-v5e": ("v5e:", "default"), "tpu-v6e": ("v6e:", "default")}
-# What the launchers set: launch/flags_gpu.sh and launch/flags_tpu.sh.
 GPU_FLAGS = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
     "xla_gpu_enable_pipelined_all_gather": True,
@@ -112,7 +107,7 @@ GPU_FLAGS = {
 }
 TPU_FLAGS = ("--xla_tpu_enable_data_parallel_all_reduce_opt=true",
              "--xla_tpu_data_parallel_opt_different_sized_ops=true")
-# The launchers set it for GPUs. For TPUs it makes compiling several times as quick, with memory a few percent off.
+# The launchers set it for GPUs. For TPUs compiling is several times as quick, and memory a few percent off.
 OPTIMIZATION_LEVEL = "O1"
 
 
@@ -123,7 +118,7 @@ class Devices(NamedTuple):
 
 
 def parse_target(text: str) -> tuple[str, int]:
-    """`a100-80gb:32` -> its name and number of devices, by default those of one host. Raises ValueError."""
+    """`a100-80gb:32` -> name and number of devices, by default those of one host. Raises ValueError."""
     name, _, count = text.partition(":")
     known = (*TARGETS, "cpu")
     if name not in known or (count and (not re.fullmatch(r"[0-9]{1,9}", count) or int(count) < 1)):
@@ -146,8 +141,8 @@ def parse_target(text: str) -> tuple[str, int]:
 
 
 def machine_of(name: str, count: int, per_process: int | None = None) -> Machine:
-    """What settings are fitted to on `count` devices of a target, `per_process` in each process (None: all of a host).
-    No device is opened. Raises ValueError."""
+    """What settings are fitted to on `count` devices, `per_process` in each process (None: all of a host). No device is
+    opened. Raises ValueError."""
     target = None if name == "cpu" else open_target(name, count)
     of_host = min(target.per_host, count) if target else count
     local = of_host if per_process is None else per_process
@@ -160,14 +155,13 @@ def machine_of(name: str, count: int, per_process: int | None = None) -> Machine
 
 
 def reserve_devices(name: str, count: int) -> None:
-    """Set how many CPU devices this process has, where they stand in for the target. Call it before a config file is
-    read, which may open them."""
+    """Set how many CPU devices stand in for the target. Call it before a config file is read, which may open them."""
     if name == "cpu" or missing_compilers(TARGETS[name]):
         _set_cpu_devices(count)
 
 
 def open_target(name: str, count: int) -> Target:
-    """The target with the shares that `count` devices reach; rates of cpu are measured here."""
+    """The target with the shares that `count` devices reach. Rates of cpu are measured here."""
     target = cpu_target(count) if name == "cpu" else TARGETS[name]
     if count <= target.largest_host:
         target = dataclasses.replace(target, per_host=count)
@@ -175,7 +169,6 @@ def open_target(name: str, count: int) -> Target:
 
 
 def target_name(kind: str) -> str | None:
-    """The target whose devices have this `jax.Device.device_kind`; None: there is none."""
     return next((target.name for target in TARGETS.values() if kind in target.kinds), None)
 
 
@@ -190,20 +183,19 @@ def cpu_target(count: int) -> Target:
 
 
 def missing_compilers(target: Target) -> list[str]:
-    """Modules that compiling for the target needs and that are not installed."""
     return [name for name in target.compilers if not _is_installed(name)]
 
 
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package that would hold it
+    except ModuleNotFoundError:  # its package is missing, too
         return False
 
 
 def open_devices(target: Target, count: int) -> Devices:
     """Devices to compile for. Call it before anything else touches a device."""
-    jax.config.update("jax_platforms", "cpu")  # the planning itself: no accelerator that may be here is opened
+    jax.config.update("jax_platforms", "cpu")  # opens no accelerator of this machine
     if target.platform == "cpu" or missing_compilers(target):
         return Devices(cpu_devices(count), target.platform == "cpu", {})
     jax.config.update("jax_optimization_level", OPTIMIZATION_LEVEL)
@@ -215,7 +207,7 @@ def open_devices(target: Target, count: int) -> Devices:
         )
         _answer_jax_for(target)
         return Devices(list(topology.devices), True, GPU_FLAGS)
-    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no server to ask what slice this is
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # no server to ask what slice this is
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip is opened: others may compile at the same time
     os.environ["LIBTPU_INIT_ARGS"] = " ".join((*TPU_FLAGS, os.environ.get("LIBTPU_INIT_ARGS", "")))
     prefix, chip = _TPU_NAMES[target.name]
@@ -228,8 +220,7 @@ def open_devices(target: Target, count: int) -> Devices:
 
 
 def _answer_jax_for(target: Target) -> None:
-    """jax asks a GPU of this machine which heads cuDNN takes. There is none here, and jax would refuse what the target
-    can run: heads of 256 numbers on an H100."""
+    """jax asks a local GPU which heads cuDNN takes; without one it refuses heads of 256 numbers, which an H100 runs."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     cudnn.check_compute_capability = lambda least: target.capability >= float(least)
@@ -247,5 +238,5 @@ def cpu_devices(count: int) -> list:
 def _set_cpu_devices(count: int) -> None:
     try:
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:  # the backend runs already, with as many as it was told
+    except RuntimeError:  # the backend runs already, with fewer
         pass

@@ -1,12 +1,13 @@
 """Seconds of every phase of a turn: the work (costs.py, traffic.py, workload.py) over shares of a data sheet's rates.
 
-    products    at the share of their kind of work (`Shares`) of the dense rate of their type; a float32 head to all its
-                bits on a GPU at SHARE_OF_FLOAT32; one in three bfloat16 products at a third
+    products    at the share for their kind of work (`Shares`) of the dense rate of their type; a float32 head with
+                HIGHEST at SHARE_OF_FLOAT32 on a GPU; one in three bfloat16 products at a third
     memory      at the share `read` of the memory's rate
     sending     at SHARE_OF_LINK of the link's rate; between hosts, each device of a group has a network card
 An update or a score takes the longer of its products and its gathers and scatters, and then its sums. Each part of a
-decode step takes the longer of its reads and its products, and each layer STEP_OVERHEAD. What waits in host memory
-(`mesh.offload`) is copied while nothing else is done. Parsing, grading and evaluation are not counted.
+decode step takes the longer of its reads and its products, and each layer STEP_OVERHEAD. Offloaded arrays
+(`mesh.offload`) are copied while nothing else is done. Parsing, grading and evaluation are not counted.
+
 """
 
 import math
@@ -39,8 +40,7 @@ from tango_jax.planning.workload import (
 )
 from tango_jax.rl.score import is_chunked
 
-# Products of 8,000 x 8,000 on an A100, as measured in github.com/bewantbe/busy-gemm-benchmark: 14.1 of 19.5 TFLOP/s in
-# float32, beside 153 of 312 in float16.
+# 8,000 x 8,000 on an A100 (github.com/bewantbe/busy-gemm-benchmark): 14.1 of 19.5 TFLOP/s in float32.
 SHARE_OF_FLOAT32 = 0.7
 SHARE_OF_LINK = 0.8
 STEP_OVERHEAD = 10e-6  # seconds a layer of a decode step: starting kernels, and small ones
@@ -49,8 +49,6 @@ OVERLAPPED = ("all-gather", "reduce-scatter")  # sent while something is compute
 
 
 class TimeModel(NamedTuple):
-    """Seconds on one target."""
-
     target: Target
 
     def matmul_seconds(self, flops: Flops, model: ModelConfig, kind: str = "update") -> float:
@@ -58,7 +56,7 @@ class TimeModel(NamedTuple):
         layers = head = share * target.flops
         if model.compute_dtype == "float32":
             layers = share * target.flops_float32
-        if model.head_dtype == "float32":  # see transformer.logits_from_hidden
+        if model.head_dtype == "float32":
             is_exact = model.head_precision == "highest" or target.platform == "cpu"
             of_highest = SHARE_OF_FLOAT32 if target.platform == "gpu" else share
             head = of_highest * target.flops_highest if is_exact else head / 3
@@ -74,7 +72,6 @@ class TimeModel(NamedTuple):
         return size / (self.target.host * SHARE_OF_LINK)
 
     def bandwidth(self, members: tuple[int, ...]) -> float:
-        """Bytes per second that a device of the group receives."""
         hosts = [member // self.target.per_host for member in members]
         if len(set(hosts)) == 1:
             return self.target.link
@@ -101,7 +98,7 @@ class TimeModel(NamedTuple):
             seconds += passes * self.matmul_seconds(prefill, model, "prefill")
         for segment in done.segments:
             rows = segment.rows / groups
-            # Once rows are compacted into a smaller batch, each has a prefix of its own.
+            # Once rows are compacted into a smaller batch, each has a prefix to itself.
             is_shared = done.shares_prompts and segment.rows == done.segments[0].rows
             prefixes = min(prompts, rows) if is_shared else rows
             step = self.step_seconds(model, prefixes, done.prompt_length, rows, segment.cache, tensor)
@@ -111,7 +108,7 @@ class TimeModel(NamedTuple):
     def step_seconds(
         self, model: ModelConfig, prefixes: float, prompt: float, rows: float, cache: float, tensor: int
     ) -> float:
-        """One decode step of `rows` rows, which read `prompt` columns of `prefixes` caches and `cache` of their own."""
+        """A decode step of `rows` rows, which read `prompt` columns of `prefixes` caches and `cache` new ones each."""
         parts = decode_parts(model, prefixes, prompt, rows, cache, tensor)
         layers = model.num_layers * (STEP_OVERHEAD + self._sums(model, rows, tensor))
         return sum(self.part_seconds(part, model) for part in parts) + layers
@@ -128,11 +125,9 @@ class TimeModel(NamedTuple):
 
 
 class TurnTimes(NamedTuple):
-    """What a turn of one role does, and how long that takes."""
-
     role: str
     passes: UpdateWorkload
-    sampled: dict[str, SamplingWorkload]  # by the role that samples
+    sampled: dict[str, SamplingWorkload]
     seconds: dict[str, float]  # phase -> seconds
 
     @property
@@ -153,7 +148,6 @@ def stage_one_step_seconds(
 def turn_times(
     job: Job, programs: dict[str, Program], target: Target, role: str, filled: float, measured: Measured = NOTHING
 ) -> TurnTimes:
-    """The turn in which `role` is updated."""
     times = TimeModel(target)
     requests = sampled_requests(job, role)
     sampled = {name: sampling_workload(job, name, *request, filled, measured) for name, request in requests.items()}
@@ -171,7 +165,7 @@ def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
     requests: dict[str, tuple[int, int]] = {}
     for call in job.method.rehearsals[role].calls.values():
         prompts, samples = math.ceil(call.prompts * job.prompts / job.config.rl.prompts_per_step), call.samples
-        if call.prompt.role in requests:  # as more prompts of its first call, and as many as there can be
+        if call.prompt.role in requests:  # counted as further prompts of its first call, as many as there can be
             before, group_size = requests[call.prompt.role]
             requests[call.prompt.role] = (before + math.ceil(prompts * samples / group_size), group_size)
         else:
@@ -209,6 +203,5 @@ def function_flops(policy: SizedPolicy, tokens: MicroBatchShape) -> tuple[Flops,
 
 
 def reshard_seconds(times: TimeModel, layout: Program) -> float:
-    """Parameters sent to the layout of sampling, and written there."""
     sent = sum(times.transfer_seconds(item) for item in layout.collectives)
     return sent + times.read_seconds(layout.output + layout.argument)

@@ -1,7 +1,4 @@
-"""What devices must send each other in a function, by arithmetic.
-
-tests/planning/test_collectives.py compares it with compiled programs.
-"""
+"""What devices must send each other in a function, by arithmetic. tests/planning/test_collectives.py checks it."""
 
 import dataclasses
 import functools
@@ -20,13 +17,13 @@ from tango_jax.weights.hf_layout import abstract_params
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One kind of exchange between devices, as often as it is made."""
+    """One kind of exchange between devices."""
 
-    kind: str  # all-gather, reduce-scatter, all-reduce or, in compiled programs, others of XLA's
-    size: int  # bytes of the whole array: what an all-gather gives, a reduce-scatter takes, an all-reduce sums
+    kind: str
+    size: int  # bytes of the whole array: gathered, before scattering, or summed
     members: tuple[int, ...]  # devices of a group, as places in the mesh
     times: int  # in a pass or in all
-    in_pass: bool  # in each micro-batch of an update, or step of a decode
+    in_pass: bool  # `times` counts each micro-batch of an update, or each decode step
 
     @property
     def wire_bytes(self) -> float:
@@ -38,7 +35,6 @@ class Collective:
 
 
 def ring_bytes(kind: str, size: float, count: int) -> float:
-    """Bytes that each of `count` devices receives when an array of `size` bytes is gathered, scattered or summed."""
     return size * (count - 1) / count * (2 if kind == "all-reduce" else 1)
 
 
@@ -52,10 +48,11 @@ def update_traffic(
     all-reduce      over data: the gradient of each stored part, in param_dtype; over all rows: of what fsdp does not
                     split. Over tensor: activations [tokens, D], twice a layer in the forward pass, once more with
                     remat, twice in the backward pass; once for the embedding, once for the loss
+
     """
     shape, width = mesh.shape, dtype_widths(model)
     found = _gathers(model, mesh, 1 if model.remat == "none" else 2)
-    # Of a model with adapters only these have gradients, which are too small to count.
+    # Gradients of adapters are too small to count.
     for name, size in () if model.lora else param_sizes(model):
         stored = fit_spec(PARAM_SPECS[name], size, mesh)
         part = math.prod(size) / (shape["tensor"] if "tensor" in stored else 1)
@@ -73,13 +70,11 @@ def update_traffic(
 def score_traffic(
     model: ModelConfig, mesh: Mesh | AbstractMesh, tokens: MicroBatchShape, chunk: int
 ) -> list[Collective]:
-    """For scoring one micro-batch."""
     sums = _tensor_sums(model, mesh, tokens, chunk, layer_sums=2, is_update=False)
     return _between_devices([*_gathers(model, mesh, 1), *sums])
 
 
 def dtype_widths(model: ModelConfig) -> dict[str, int]:
-    """Bytes of a number, by its use."""
     return {name: np.dtype(getattr(model, f"{name}_dtype")).itemsize
             for name in ("param", "compute", "head", "grad_reduce")}
 
@@ -117,7 +112,7 @@ def _gathers(model: ModelConfig, mesh: Mesh | AbstractMesh, layer_times: int) ->
         if "fsdp" not in stored:
             continue
         part = math.prod(size) / (mesh.shape["tensor"] if "tensor" in stored else 1)
-        # A tied table that both of its uses take in the same dtype is gathered once for the two.
+        # A tied table with one dtype for both uses is gathered once.
         for use in {getattr(model, f"{use}_dtype"): use for use in _uses(model, name)}.values():
             times = layer_times if name.startswith("layers/") else 1
             found.append(_in_pass("all-gather", part * width[use], axis_members(mesh, "fsdp"), times))

@@ -1,4 +1,4 @@
-"""Which published models a machine has room for in both roles, and how long a turn takes: `plan --target=NAME:DEVICES`.
+"""Which published models fit a machine in both roles, and how long a turn takes: `plan --target=NAME:DEVICES`.
 
 Memory and times are by arithmetic, in the sizes that own_problems chooses.
 """
@@ -27,22 +27,19 @@ from tango_jax.weights.presets import CONFIG_JSON, preset_model
 from tango_jax.weights.source import fields_of
 
 PROMPT, RESPONSE = 256, 1024  # tokens of a problem and of a solution, at most
-PROBLEMS = 1000  # in the file; the number of turns follows from it, but no turn
+PROBLEMS = 1000  # in the file; they change the number of turns, but no turn
 
 
 class Fit(NamedTuple):
-    """Both roles on one model."""
-
     name: str
-    rank: int  # of the adapters; 0: all parameters are trained
+    rank: int  # of the adapters; 0: full training
     peak: float  # bytes of a device at the fullest moment; 0: not even the states fit
     turn_seconds: float  # mean over the turns of both roles
-    turn_seconds_between: tuple[float, float]  # as the quickest and the slowest measurements of such work
+    turn_seconds_between: tuple[float, float]  # at the quickest and the slowest measurements of such work
     fits: bool
 
 
 def which_models(target: Target, machine: Machine, filled: float) -> list[Fit]:
-    """Every known model, the smallest first, in full and with adapters."""
     found = [_fit(name, rank, target, machine, filled) for name in CONFIG_JSON for rank in (0, ADAPTER_RANK)]
     sizes = {name: num_parameters(preset_model(name)) for name in CONFIG_JSON}
     return sorted(found, key=lambda fit: (sizes[fit.name], fit.name, fit.rank))
@@ -53,7 +50,7 @@ def _fit(name: str, rank: int, target: Target, machine: Machine, filled: float) 
     models = {role: preset_model(name, **fields_of(config[role])) for role in ROLES}
     try:
         set_batches(OpenSettings(config, ()), models, machine, Mistakes())
-    except ValueError:  # not even the states fit
+    except ValueError:
         return Fit(name, rank, 0.0, 0.0, (0.0, 0.0), False)
     job = sized_job(config, models, machine)
     programs = estimated_programs(job, machine.platform)
@@ -68,7 +65,7 @@ def _fit(name: str, rank: int, target: Target, machine: Machine, filled: float) 
 
 
 def models_config(name: str, rank: int, machine: Machine) -> ConfigDict:
-    """Both roles on one model, as own_problems sets them; batches are not set yet."""
+    """Both roles on one model, as own_problems sets them, without batch sizes."""
     config, scale = default_config(), machine.scale
     settings = OpenSettings(config, ())
     for role in ROLES:

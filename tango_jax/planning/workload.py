@@ -19,23 +19,19 @@ from tango_jax.sampling.schedule import limits_of, replay
 
 
 class UpdateWorkload(NamedTuple):
-    """An update or a score of one turn."""
-
     micro_batches: int  # in all calls
     calls: int  # one a minibatch
     tokens: MicroBatchShape  # of each micro-batch of a shard
 
 
 class DecodeSegment(NamedTuple):
-    """Decode steps in the same shapes."""
-
     rows: int
     cache: int  # size of the cache of new tokens
     steps: int
 
 
 class SamplingWorkload(NamedTuple):
-    """One phase of sampling: equal decode batches, or with a budget of cached tokens one that is refilled."""
+    """Equal decode batches or, with a budget of cached tokens, one that is refilled."""
 
     batches: int
     prompts: int  # of a prompts' pass
@@ -50,8 +46,6 @@ class SamplingWorkload(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """Tokens of a role's responses, as measured."""
-
     longest: int
     mean: float
 
@@ -61,13 +55,13 @@ NOTHING: Measured = MappingProxyType({})
 
 
 def response_lengths(config: ConfigDict, count: int, filled: float, measured: Lengths | None) -> np.ndarray:
-    """Of `count` responses of a role, the longest first."""
+    """The longest first."""
     longest, mean = measured or (config.max_response, filled * config.max_response)
     return evenly_spaced_lengths(count, longest, mean / longest)
 
 
 def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray:
-    """`count` lengths from 1 to `longest`, evenly spaced around a mean of `filled` x `longest`; the longest first."""
+    """From 1 to `longest`, evenly spaced around a mean of `filled` x `longest`; the longest first."""
     half = min(filled, 1 - filled)
     shares = np.linspace(filled + half, filled - half, count)
     return np.maximum(1, np.ceil(longest * shares)).astype(int)
@@ -99,7 +93,6 @@ def trained_groups(job: Job, role: str) -> tuple[int, int]:
 
 
 def stage_one_workload(job: Job, role: str, filled: float) -> UpdateWorkload:
-    """A step of stage 1, whose examples fill a row at most."""
     policy, shards = job.policies[role], job.policies[role].placement.num_local_shards
     shape, count = sft_pack_shape(policy.config), math.ceil(policy.config.sft.batch_size / job.processes)
     lengths = shuffled(evenly_spaced_lengths(count, shape.row_length, filled))

@@ -1,4 +1,4 @@
-"""The rules behind the alarms. Each inspects the metrics so far and returns what is wrong, or None.
+"""The rules behind the alarms.
 
 A rule takes the rows of metrics.jsonl (oldest first), the limits, and `ease`, a factor of at most 1 that tightens them.
 It returns None where all is well or there are too few rows to judge.
@@ -15,16 +15,14 @@ from tango_jax.config import ROLES
 from tango_jax.runtime.failures import typed_command
 from tango_jax.text.prompts import PROMPTS
 
-# Where verdicts are measured: the beginning of the metrics' names, and how a message names it.
+# Prefixes of the metrics of verdicts, and how a message names them.
 VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns",
             "verifier/judged_": "of the part that it judges in the generator's turns"}  # fmt: skip
-# Whose answers are graded, by what the names of their failures begin with.
+# Prefixes of the grader's failures, and whose answers it graded.
 GRADED = {"grader/": "generator", "grader/label_": "generator", "grader/second_try_": "second_try"}
 
 
 class Limits(NamedTuple):
-    """What a healthy run stays within."""
-
     window: int = 5  # turns to average over; with fewer, only log-prob gap, first KL and grader alarms are raised
     margin: float = 0.9  # an alarm clears when its value is inside the limit by this factor
     verdict_rate: float = 0.95  # share of one verdict; raised only if balanced accuracy is also below the next limit
@@ -32,7 +30,7 @@ class Limits(NamedTuple):
     wrong_steps: float = 0.5  # share of right verdicts with a wrong step; only where verdicts reach the limit above
     misaligned: float = 0.3  # share of verifications with more or fewer judgements than steps
     truncation: float = 0.1  # share of responses that reach the length limit
-    # Mean gap in nats between sampler and trainer log-probs; it is 3e-7 in full float32 and about 2e-4 in bfloat16.
+    # Nats between sampler and trainer log-probs: 3e-7 in full float32, about 2e-4 in bfloat16.
     logprob_gap: float = 0.02
     logprob_gap_share: float = 0.02  # share of tokens whose probabilities differ by more than 10 %
     first_kl: float = 0.01  # nats per token at a role's first update, where it should be 0
@@ -57,7 +55,6 @@ def values(rows: Iterable[dict], name: str, count: int) -> list[float]:
 
 
 def recent_mean(rows: Sequence[dict], name: str, count: int, least: int) -> float | None:
-    """Mean of the last `count` values, or None if there are fewer than `least`."""
     found = values(reversed(rows), name, count)
     return float(np.mean(found)) if len(found) >= least else None
 
@@ -85,7 +82,7 @@ def _truncation(role: str, rows: Sequence[dict], limits: Limits, ease: float) ->
 
 
 def _logprob_gap(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-    # From the first turn on: a gap this early points to a bug in the sampler, not to the training.
+    # From the first turn on: an early gap points to a bug in the sampler.
     mean = recent_mean(rows, f"{role}/logprob_gap_mean", limits.window, least=1)
     share = recent_mean(rows, f"{role}/logprob_gap_share", limits.window, least=1)
     if mean is None or share is None:
@@ -151,7 +148,7 @@ def _entropy(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Fi
 
 
 def _recent_verdicts(rows: Sequence[dict], names: Sequence[str], count: int) -> Iterator[tuple[str, list[float]]]:
-    """Where verdicts were given in at least `count` turns, and the means of metrics over the last of these turns."""
+    """Prefixes with verdicts in at least `count` turns, and the means of metrics over the last of these."""
     for prefix, place in VERDICTS.items():
         in_place = ([row.get(f"{prefix}{name}") for name in names] for row in reversed(rows))
         found = list(islice((means for means in in_place if None not in means), count))
@@ -164,7 +161,7 @@ def _one_verdict(rows: Sequence[dict], limits: Limits, ease: float) -> Finding |
     for place, (correct, invalid, accuracy) in _recent_verdicts(rows, names, limits.window):
         rates = {"CORRECT": correct, "INCORRECT": 1.0 - correct - invalid, "INVALID": invalid}
         verdict = max(rates, key=rates.get)
-        # If nearly all solutions belong to one class, giving one verdict is right, and the balanced accuracy is high.
+        # If nearly all solutions belong to one class, one verdict is right, and the balanced accuracy is high.
         if rates[verdict] <= limits.verdict_rate * ease or accuracy >= limits.verdict_accuracy / ease:
             continue
         advice = (
@@ -197,7 +194,6 @@ def _wrong_steps(rows: Sequence[dict], limits: Limits, ease: float) -> Finding |
 
 
 def _misaligned(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-    # Of all solutions, or of those that are judged.
     means = (recent_mean(rows, f"verifier/{prefix}_rate_misaligned", limits.window, least=limits.window)
              for prefix in ("live", "judged"))  # fmt: skip
     mean = next((mean for mean in means if mean is not None), None)
@@ -245,10 +241,10 @@ def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Limits
             "a reward near 0: the task is too hard, or the parser or grader rejects everything; near 1: it is easy; "
             f"otherwise raise {role}.temperature or rl.samples_per_prompt",
         )
-    # Not logged without a reference policy (loss.kl_coef=0): whether the weights move is then not known here.
+    # Not logged without a reference policy (loss.kl_coef=0).
     kls = values(reversed(rows), f"{role}/kl", 2 * limits.window)
     largest = max(map(abs, kls[: limits.window]), default=0.0)
-    # The first values are skipped: the policy had no time to move yet.
+    # The first values are skipped: the policy had no time to move.
     if len(kls) == 2 * limits.window and largest < limits.still_kl / ease:
         return (
             f"the KL of the {role} to its reference was at most {largest:.2g} in its last {limits.window} turns: its "

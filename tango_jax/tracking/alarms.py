@@ -1,8 +1,7 @@
 """Alarms: detect from the metrics that a run is going wrong, and suggest what to try.
 
-Takes the rows of metrics.jsonl (oldest first). loggers.py writes `alarm/<name>` as 1 into the rows of the turns in
-which an alarm is active, and as 0 into the row with which it clears. Alarms depend on the rows alone, so a resumed run
-and a report find the same ones.
+loggers.py writes `alarm/<name>` as 1 into the rows of the turns in which an alarm is active, and as 0 into the row
+with which it clears. Alarms depend on the rows of metrics.jsonl alone: resumed runs and reports find the same ones.
 """
 
 from collections.abc import Collection, Sequence
@@ -29,7 +28,7 @@ class Period(NamedTuple):
 
 
 def check(rows: Sequence[dict], ringing: Collection[str] = (), limits: Limits = LIMITS) -> list[Alarm]:
-    """Return an alarm for everything that is wrong at the last row.
+    """The alarms at the last row (rows oldest first).
 
     Those in `ringing`, active at the row before, clear once their value is inside the limit by `Limits.margin`.
     """
@@ -42,7 +41,7 @@ def check(rows: Sequence[dict], ringing: Collection[str] = (), limits: Limits = 
 
 
 def as_metrics(alarms: Sequence[Alarm], before: Collection[str] = ()) -> dict[str, int]:
-    """Return {"alarm/<name>": 1} for every active alarm, and 0 for those of `before` that clear with this row."""
+    """{"alarm/<name>": 1} for every active alarm, and 0 for those of `before` that clear with this row."""
     now = {alarm.name for alarm in alarms}
     return {f"alarm/{name}": int(name in now) for name in RULES if name in now or name in before}
 
@@ -52,7 +51,6 @@ def ringing_at(row: dict) -> frozenset[str]:
 
 
 def messages(before: Collection[str], rows: Sequence[dict], alarms: Sequence[Alarm]) -> list[str]:
-    """Log lines for the alarms that start or clear with the last row."""
     step, now = rows[-1]["step"], {alarm.name for alarm in alarms}
     lines = [
         f"alarm {alarm.name} (turn {step}): {alarm.seen}; the limit is {alarm.limit}. What to try: {alarm.advice}"

@@ -9,16 +9,14 @@ import numpy as np
 from tango_jax.method.arms import GREY, SKY, Look
 from tango_jax.tracking.known_arms import record_of
 
-# Marker names of plotly -> those of Matplotlib.
 MARKERS = {
     "circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D", "cross": "P", "x": "X",
 }  # fmt: skip
-# The scores of evaluations that runs are compared by.
 SCORES = {"Generator: accuracy": "generator/accuracy", "Verifier: step F1": "verifier/pool/step_f1",
           "Verifier: outcome F1": "verifier/pool/outcome_f1"}  # fmt: skip
 SPARE_LOOKS = (Look(SKY, ":", "x"), Look(GREY, "--", "x"), Look("#000000", ":", "x"))
 SMOOTHING_SHARE = 12  # the smoothing window is one twelfth of a curve's points
-LEAST_SPAN = 0.2  # minimum range of a score's axis, so that a flat curve looks flat
+LEAST_SPAN = 0.2  # minimum range of a score's axis: a flat curve looks flat
 
 
 def label_of(arm: str) -> str:
@@ -27,14 +25,11 @@ def label_of(arm: str) -> str:
 
 
 def looks_of(arms: Iterable[str]) -> dict[str, Look]:
-    """How to draw each arm; unknown ones get the spare looks."""
     spare = itertools.cycle(SPARE_LOOKS)
     return {arm: record.look if (record := record_of(arm)) else next(spare) for arm in arms}
 
 
 class Series(NamedTuple):
-    """Points of one curve, x ascending."""
-
     x: np.ndarray
     y: np.ndarray
 
@@ -59,14 +54,13 @@ def smooth(y: np.ndarray) -> np.ndarray:
 def score_range(low: float, high: float, least_margin: float = 0.0) -> tuple[float, float]:
     """Axis range for scores: within 0 and 1, and never so narrow that noise looks like progress."""
     spare = max(LEAST_SPAN - (high - low), least_margin) / 2
-    # Near 0 or 1, extend the range at the other end instead.
     return max(min(low - spare, 1.02 - LEAST_SPAN), -0.02), min(max(high + spare, LEAST_SPAN - 0.02), 1.02)
 
 
 def over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """The x values common to all seeds that have the metric, and the values [seed, point] there."""
     seeds = [list(rows) for rows in seeds]
-    # One that has not finished its warm-up does not tell how long it is.
+    # A run in its warm-up does not show the warm-up's length.
     warmup = max((_warmup_turns(rows) for rows in seeds), default=0)
     return at_common_x(series(_from_warmup(rows, warmup), {"eval"}, "x", name) for rows in seeds)
 

@@ -1,7 +1,6 @@
 """The table of an experiment: one CSV row for every evaluation of every run.
 
-Figures and summaries are made from these rows alone. Six columns hold digests that say which runs compare. An empty
-digest was not recorded, and compares with all.
+Six columns hold digests that say which runs compare. An empty digest was not recorded, and compares with all.
 """
 
 import csv
@@ -29,26 +28,23 @@ from tango_jax.weights.source import NUMERICS
 
 
 class Evaluation(NamedTuple):
-    """One evaluation of one run. Scores are shares; None: the run does not have them."""
-
     task: str
-    setting: str  # the cell of the grid, without its start; empty: there was no grid
+    setting: str  # the cell of the grid, without its start; empty without a grid
     start: int  # task.data_seed: the problems of stage 1 and of the test
     arm: str
     seed: int
-    turn: int  # turns of both roles made before it, warm-up included
-    generator_step: int  # generator turns made before it; without a trained generator: those that others make
+    turn: int  # turns of both roles before it, warm-up included
+    generator_step: int  # generator turns before it
     sampled_tokens: int  # by both roles in training, with resampled groups
-    seconds: float  # of training by then, without evaluations
+    seconds: float  # of training, without evaluations
     accuracy: float  # greedy, on held-out problems
     verifier_step_f1: float | None  # greedy, on the fixed pool
     verifier_outcome_f1: float | None
     # Of the generator's turn after the evaluation, or of the last turn:
     sampled_accuracy: float | None = None  # of sampled solutions, on training problems
-    verifier_live_step_f1: float | None = None  # of sampled judgements of these; None before the warm-up ends
+    verifier_live_step_f1: float | None = None  # of sampled judgements of these; None in the warm-up
     groups_without_signal: float | None = None
     alpha: float | None = None  # weight of the step rewards
-    # Digests; `_must_be_alike` has what they must be equal for.
     setup: str = ""  # `setup_of` the run
     method: str = ""  # `method_of` the run
     problems: str = ""  # contents of the files of problems and prompts
@@ -58,8 +54,6 @@ class Evaluation(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """What a run was made of, apart from its settings."""
-
     start: Mapping[str, str] = {}  # role, "problems" and "templates" -> digest (loop/resume.py fingerprints_of)
     files: Mapping[str, str] = {}  # setting -> digest of the user's file that it names
     weights: str = ""  # digest of the checkpoints and adapters (tracking/provenance.py weights_digest)
@@ -83,7 +77,6 @@ _MAY_BE_EMPTY = ("verifier_step_f1", "verifier_outcome_f1", *_OPTIONAL)
 def evaluations_of(
     metrics: Sequence[Mapping], config: ConfigDict, setting: str, sources: Sources = _NO_SOURCES
 ) -> list[Evaluation]:
-    """The rows of one run, given all rows of its metrics.jsonl. `setting`: the name of its cell, without its start."""
     found, tokens, seconds = [], 0, 0.0
     contents = [sources.start[name] for name in ("problems", "templates") if name in sources.start]
     digests = (setup_of(config, sources.files), method_of(config, sources.files), _digest(contents) if contents else "",
@@ -106,15 +99,13 @@ def evaluations_of(
 
 
 def sources_of(workdir: Path) -> Sources:
-    """What a finished run was made of, from the files in its workdir."""
     summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
     stored = read_provenance(workdir)
     return Sources(summary.get("provenance", {}).get("start", {}), method_digests(stored), weights_digest(stored))
 
 
 def setup_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
-    """A digest of the settings and functions that problems, prompts, models, stage 1 and the size of a turn depend on.
-    Start, seed and arm do not count."""
+    """A digest of what decides problems, prompts, models, stage 1 and the size of a turn, but start, seed and arm."""
     return _digest_of_settings(config, files, is_setup=True)
 
 
@@ -126,13 +117,11 @@ def method_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
 
 
 def beside_the_arm(method: str) -> str:
-    """The part of `method_of` that does not depend on the arm."""
     return method.partition("+")[0]
 
 
 def digests_of(row: Evaluation) -> dict[str, str]:
-    """The digests in which runs of one start and seed must agree, whatever their arms. Those not recorded are left out,
-    and so is the verifier's start of an arm that asks no verifier."""
+    """The recorded digests in which runs of one start and seed must agree, whatever their arms."""
     found = {name: getattr(row, name) for name in _DIGESTS} | {"method": beside_the_arm(row.method)}
     if not _asks_verifier(row):
         del found["verifier_start"]
@@ -149,7 +138,7 @@ def _is_of_arm(key: str) -> bool:
 
 
 def _digest_of_settings(config: ConfigDict, files: Mapping[str, str], is_setup: bool) -> str:
-    """Of settings that are not defaults, so that a key that is added later changes nothing."""
+    """Settings that are not defaults: a key that is added later changes nothing."""
     defaults = flatten(default_config())
     changed = {key: _without_folder(value) for key, value in flatten(config).items()
                if key.startswith(_SETUP) == is_setup and changes_results(key)
@@ -184,7 +173,6 @@ def _turn_beside(metrics: Sequence[Mapping], index: int) -> Mapping:
 
 
 def write_table(rows: Iterable[Evaluation], path: str | os.PathLike) -> None:
-    """Write rows as CSV, numbers to six digits."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Evaluation._fields)
@@ -197,8 +185,7 @@ def _cell(value: Any) -> Any:
 
 
 def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> list[Evaluation]:
-    """The rows of tables. `name`: of the option. Raises ValueError for a damaged table, and where an evaluation stands
-    twice or runs do not compare."""
+    """The rows of tables. Raises ValueError for a damaged table, a repeated evaluation, or runs that do not compare."""
     rows, places, first = [], {}, {}
     for path in paths:
         for line, row in _read_table(local_path(name, path)):

@@ -1,17 +1,14 @@
-"""Estimates with 95 % intervals, of two kinds. Takes outcomes or measures, returns estimates.
+"""Estimates with 95 % intervals, of two kinds.
 
-**Over problems** (`bootstrap_means`, `paired_differences`, `estimate_from_sums`, `mean_over_sets`): how much would a
-figure of one model vary with another draw of problems? All take the bootstrap over problems, the only interval that
-fits shares, means over samples, F1 scores, paired differences and averages over sets alike. It is the Bayesian one
-(Rubin 1981): each problem gets a random weight. For shares and means one more problem that is wholly right and one that
-is wholly wrong are weighted too, because problems that are all alike show no spread, and 0 of 30 does not mean never.
-For yes-or-no outcomes this is nearly Wilson's interval (`wilson`), which the report uses for its many rates.
+**Over problems** (`bootstrap_means`, `paired_differences`, `estimate_from_sums`, `mean_over_sets`): one model, another
+draw of problems. The Bayesian bootstrap (Rubin 1981) gives each problem a random weight. It fits shares, F1 scores,
+paired differences and averages over sets alike. For shares and means, one wholly right and one wholly wrong problem
+are added: 0 of 30 does not mean never. For yes-or-no outcomes this is nearly Wilson's interval (`wilson`).
 
-**Over starts** (`estimate`, `difference`, `ratio`, `gap_share`): how much would a figure of one method vary with other
-starts and seeds? A run is known by its unit, (start, seed); arms are compared unit by unit. Intervals are Student's t
-over the means of the starts, since seeds of one start have more in common than others. With one start they are over its
-seeds, and say nothing about other starts. A ratio of means is linearised (the delta method), that of steps or tokens
-on a logarithmic scale. No interval leaves the range that its measure has.
+**Over starts** (`estimate`, `difference`, `ratio`, `gap_share`): one method, other starts and seeds. Arms are compared
+unit by unit, (start, seed). Intervals are Student's t over the means of the starts, since seeds of one start have more
+in common than others; with one start, over its seeds. A ratio of means is linearised (delta method), a ratio of steps
+or tokens is on a logarithmic scale. No interval leaves the range of its measure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +21,7 @@ from scipy import special
 Z_95 = 1.959963984540054  # of the normal distribution
 RESAMPLES = 2000
 _ROUNDING = 1e-9  # draws that differ by less are equal
-_CHUNK = 100  # resamples computed at once: 15,000 problems x 2,000 resamples would take 240 MB
+_CHUNK = 100  # resamples at once: 15,000 problems x 2,000 resamples would take 240 MB
 _SEED = 0
 MIN_FOR_INTERVAL = 5  # runs; fewer are shown one by one
 Unit = tuple[int, int]  # (start, seed)
@@ -65,7 +62,6 @@ def bootstrap_means(values_OA: np.ndarray) -> list[Estimate]:
 
 
 def mean_draws(values_OA: np.ndarray) -> np.ndarray:
-    """Draws of the mean of each column, for `mean_over_sets`."""
     one_of_each_PA = np.repeat([[0.0], [1.0]], values_OA.shape[1], axis=1)
     return resample(values_OA, lambda means_JA: means_JA, one_of_each_PA)
 
@@ -78,7 +74,7 @@ def paired_differences(values_OA: np.ndarray, baseline_O: np.ndarray) -> list[Es
 
 
 def estimate_from_sums(columns_OA: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray]) -> Estimate:
-    """A figure that depends on ratios of column sums alone, such as F1; `statistic_fn` maps sums to values_J."""
+    """A figure from ratios of column sums, such as F1. `statistic_fn` maps sums to values_J."""
     if not len(columns_OA):
         return _UNKNOWN
     value = statistic_fn(np.asarray(columns_OA, float).sum(axis=0, keepdims=True))[0]
@@ -88,7 +84,7 @@ def estimate_from_sums(columns_OA: np.ndarray, statistic_fn: Callable[[np.ndarra
 def resample(
     columns_OA: np.ndarray, statistic_fn: Callable[[np.ndarray], np.ndarray], further_PA: np.ndarray | None = None
 ) -> np.ndarray:
-    """J draws of a statistic of the weighted column means; `further_PA` are rows that are drawn besides."""
+    """J draws of a statistic of the weighted column means. `further_PA`: rows that are weighted too."""
     rows_RA = np.asarray(columns_OA, float)
     if further_PA is not None:
         rows_RA = np.concatenate([rows_RA, further_PA])
@@ -100,9 +96,9 @@ def resample(
 
 
 def estimate_of(value: float, draws_J: np.ndarray) -> Estimate:
-    """The value with the middle 95 % of its draws; a draw that does not determine the figure (NaN) is left out.
+    """The value with the middle 95 % of its draws; NaN draws are left out.
 
-    The bounds are NaN if all draws are equal: identical rows show no variation, but this does not mean certainty.
+    The bounds are NaN if all draws are equal: identical rows show no variation, which is not certainty.
     """
     draws_J = draws_J[np.isfinite(draws_J)]
     if np.isnan(value) or not draws_J.size or np.ptp(draws_J) < _ROUNDING:
@@ -114,7 +110,7 @@ def estimate_of(value: float, draws_J: np.ndarray) -> Estimate:
 def mean_over_sets(values: list[float], draws: list[np.ndarray]) -> Estimate:
     """The mean over independent sets, such as ProcessBench's four."""
     rng = np.random.default_rng(_SEED)
-    # Every set was resampled with the same seed: without a new order they would rise and fall together.
+    # All sets were resampled with one seed: without a new order they would rise and fall together.
     mixed_J = np.mean([rng.permutation(draws_J) for draws_J in draws], axis=0)
     return estimate_of(float(np.mean(values)), mixed_J)
 
@@ -129,7 +125,7 @@ def paired(*measures: Mapping[Unit, float]) -> tuple[list[Unit], np.ndarray]:
 
 
 def independent_means(units: Sequence[Unit], values_UA: np.ndarray) -> np.ndarray:
-    """The independent observations, float [O, A]: means over each start's units or, with one start, its units."""
+    """Float [O, A]: means over each start's units or, with one start, its units."""
     starts = np.array([start for start, _ in units])
     if len(set(starts.tolist())) < 2:
         return values_UA
@@ -145,14 +141,12 @@ def t_interval(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
     if count < 2:
         return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
     deviation = observations.std(axis=0, ddof=1)
-    # Rounding alone makes the means of identical runs differ.
     is_alike = np.ptp(observations, axis=0) <= 1e-9 * np.abs(observations).max(axis=0)
     half = np.where(is_alike, np.nan, special.stdtrit(count - 1, 0.975) * deviation / np.sqrt(count))
     return mean, mean - half, mean + half
 
 
 def estimate(values: Mapping[Unit, float], most: float = np.inf) -> Estimate:
-    """The mean over units of a measure in [0, most]."""
     value, low, high = _mean(*paired(values), lambda means_OA: means_OA[:, 0])
     return Estimate(value, float(np.maximum(low, 0.0)), float(np.minimum(high, most)))
 
@@ -162,7 +156,7 @@ def difference(more: Mapping[Unit, float], less: Mapping[Unit, float]) -> Estima
 
 
 def ratio(over: Mapping[Unit, float], under: Mapping[Unit, float]) -> Estimate:
-    """Mean of one arm's measure over the mean of another's, paired. Unknown where one is 0."""
+    """Mean of one arm's measure over the mean of another's, paired. NaN where one is 0."""
     units, values_UA = paired(over, under)
     if not units or not values_UA.any(axis=0).all():
         return _UNKNOWN
@@ -174,10 +168,7 @@ def ratio(over: Mapping[Unit, float], under: Mapping[Unit, float]) -> Estimate:
 def gap_share(
     arm: Mapping[Unit, float], low: Mapping[Unit, float], high: Mapping[Unit, float]
 ) -> Estimate:
-    """Share of a gap that an arm closes, (arm - low) / (high - low), of mean measures, paired.
-
-    NaN where the gap is 0 or, with runs enough for an interval, where that includes 0.
-    """
+    """(arm - low) / (high - low) of mean measures, paired. NaN where the gap is 0, or its interval includes 0."""
     units, values_UA = paired(arm, low, high)
     gap = _mean(units, values_UA, lambda means_OA: means_OA[:, 2] - means_OA[:, 1])
     if not units or gap.value == 0 or (len(units) >= MIN_FOR_INTERVAL and gap.low <= 0 <= gap.high):
@@ -203,5 +194,4 @@ def _ratio(units: Sequence[Unit], over_U1: np.ndarray, under_U1: np.ndarray) -> 
 
 
 def has_interval(units: Sequence[Unit]) -> bool:
-    """Whether there are independent observations enough for an interval."""
     return len(independent_means(units, np.zeros((len(units), 1)))) >= MIN_FOR_INTERVAL

@@ -1,8 +1,4 @@
-"""The arms that runs are drawn and compared by: the built-in ones, and those that runs have stored.
-
-A command looks up the stored records (`arms_of_runs`) and makes them `known` while it works. An arm without a record,
-as in a table alone, is drawn under its name.
-"""
+"""Records of the arms that runs are drawn and compared by: built in, or stored by runs (`arms_of_runs`)."""
 
 import contextlib
 import contextvars
@@ -18,7 +14,6 @@ _own = contextvars.ContextVar("_own", default=None)  # {name: record}
 
 @contextlib.contextmanager
 def known(arms: Mapping[str, Arm]) -> Iterator[None]:
-    """Make these arms known within the block."""
     token = _own.set((_own.get() or {}) | dict(arms))
     try:
         yield
@@ -31,7 +26,6 @@ def record_of(name: str) -> Arm | None:
 
 
 def known_names() -> list[str]:
-    """The names of all known arms, the built-in ones first."""
     return [*ARMS, *(name for name in _own.get() or {} if name not in ARMS)]
 
 

@@ -1,11 +1,8 @@
 """The learning curve of one run, how far and how soon it rises, and the mean curve of many runs.
 
-`pairs_of` is the only way in which arms are compared: over the starts and seeds that all of them have, and over the
-generator steps that all of these runs have.
-
-A run that never reaches a level is censored: it counts with the steps or tokens that it had, so the mean of its arm is
-a lower bound. A ratio of means is an upper bound if only runs of the denominator are censored, and a lower bound if
-only runs of the numerator are.
+`pairs_of` is the only way in which arms are compared. A run that never reaches a level is censored: it counts with
+all its steps or tokens, and the mean of its arm is a lower bound. A ratio of means is an upper bound if only runs of
+the denominator are censored, and a lower bound if only runs of the numerator are.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -31,7 +28,7 @@ LEVEL = 0.8  # accuracy that counts as having learned the task
 
 
 class Reached(NamedTuple):
-    x: float  # steps or tokens at which a curve first reached a level; if it never did: those at its end
+    x: float  # steps or tokens at which a curve first reached a level, or at its end
     is_reached: bool
 
 
@@ -39,11 +36,10 @@ class Curve(NamedTuple):
     evaluations: tuple[Evaluation, ...]
 
     def of(self, name: str) -> np.ndarray:
-        """The values of a column, float [evaluations]; NaN where there are none."""
+        """Float [evaluations]; NaN where there are none."""
         return np.array([np.nan if (value := getattr(row, name)) is None else value for row in self.evaluations], float)
 
     def by_step(self) -> Series:
-        """Accuracy at generator steps: of several evaluations at a step, the last."""
         accuracy = {row.generator_step: row.accuracy for row in self.evaluations}
         return Series(np.array(list(accuracy), float), np.array(list(accuracy.values()), float))
 
@@ -72,7 +68,7 @@ Settings = dict[tuple[str, str], Arms]  # (task, setting) -> arms
 
 
 def curves_by_setting(rows: Sequence[Evaluation]) -> Settings:
-    """{(task, setting): {arm: {(start, seed): curve}}}, all in the order of the rows."""
+    """{(task, setting): {arm: {(start, seed): curve}}}, in the order of the rows."""
     grouped: dict = {}
     for row in rows:
         runs = grouped.setdefault((row.task, row.setting), {}).setdefault(row.arm, {})
@@ -82,7 +78,7 @@ def curves_by_setting(rows: Sequence[Evaluation]) -> Settings:
 
 
 def trains_generator(arm: str) -> bool:
-    """Whether the generator is trained in this arm; yes for an unknown arm."""
+    """Whether the generator is trained in this arm; True for an unknown arm."""
     record = record_of(arm)
     return record is None or "generator" in record.turns
 
@@ -104,7 +100,7 @@ def steps_to(curve: Curve, level: float = LEVEL) -> Reached:
 
 
 def tokens_to(curve: Curve, level: float = LEVEL) -> Reached:
-    """Tokens that both roles sampled, with the warm-up, until the level."""
+    """Tokens of both roles, with the warm-up, until the level."""
     return first_reaching(curve.of("sampled_tokens"), curve.of("accuracy"), level)
 
 
@@ -116,7 +112,7 @@ def mean_accuracy(curve: Curve) -> float:
 
 
 def mean_over_tokens(curve: Curve, tokens: float) -> float:
-    """Mean accuracy over the first `tokens` that both roles sampled, by trapezoids. The curve has as many."""
+    """Mean accuracy over the first `tokens` of both roles, by trapezoids. The curve has as many."""
     x, accuracy = curve.of("sampled_tokens"), curve.of("accuracy")
     if not tokens:
         return float(accuracy[0])
@@ -136,8 +132,6 @@ def over_same_steps(arms: Mapping[Hashable, Curves]) -> tuple[dict, int]:
 
 
 class Pairs(NamedTuple):
-    """The runs that arms have in common; see `pairs_of`."""
-
     arms: tuple[Curves, ...]  # of the same units in the same order, cut to the same steps
     span: int  # the last of these generator steps
 
@@ -146,7 +140,6 @@ class Pairs(NamedTuple):
         return list(self.arms[0])
 
     def difference(self, measure_fn: Callable[[Curve], float] = mean_accuracy) -> Estimate:
-        """The first arm minus the second."""
         return difference(*(measured(curves, measure_fn) for curves in self.arms[:2]))
 
     def gap_share(self) -> Estimate:
@@ -162,13 +155,13 @@ def pairs_of(*arms: Curves) -> Pairs:
 
 
 def differing(one: Curve, other: Curve) -> set[str]:
-    """The digests that both runs have and in which they differ, apart from the arm."""
+    """The digests, recorded in both runs, in which they differ apart from the arm."""
     ours, theirs = (digests_of(curve.evaluations[0]) for curve in (one, other))
     return {name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]}
 
 
 class Band(NamedTuple):
-    """A mean curve with its 95 % interval or, of too few independent observations (`has_interval`), their range."""
+    """A mean curve with its 95 % interval, or with the range of too few observations (`has_interval`)."""
 
     x: np.ndarray
     mean: np.ndarray
@@ -177,7 +170,6 @@ class Band(NamedTuple):
 
 
 def band_over_steps(curves: Curves) -> Band:
-    """Accuracy at the generator steps that all runs were evaluated at."""
     return band_of_values(list(curves), *at_common_x(curve.by_step() for curve in curves.values()))
 
 
@@ -197,10 +189,10 @@ def band_of_difference(pairs: Pairs) -> Band:
 
 
 def band_of_values(units: list[Unit], x: np.ndarray, values_UA: np.ndarray, is_interval: bool | None = None) -> Band:
-    """The mean over units at every x. `is_interval`: with an interval, not the range; None: where it has one."""
+    """The mean over units at every x. `is_interval`: an interval or the range; None: an interval where there is one."""
     observations_OA = independent_means(units, values_UA)
     mean, low, high = t_interval(observations_OA)
     if not (has_interval(units) if is_interval is None else is_interval):
         return Band(x, mean, observations_OA.min(axis=0), observations_OA.max(axis=0))
-    low, high = (np.where(np.isnan(bound), mean, bound) for bound in (low, high))  # where all are alike: no width
+    low, high = (np.where(np.isnan(bound), mean, bound) for bound in (low, high))  # no width where all are alike
     return Band(x, mean, low, high)

@@ -1,7 +1,7 @@
 """The log of a run: metrics.jsonl with its alarms, and optionally TensorBoard and Weights & Biases.
 
-metrics.jsonl is the source of truth, and the other loggers mirror it. After a kill they may have too few rows or too
-many. So when a run starts, it replays all rows that it kept, and each logger skips those that it has.
+metrics.jsonl is the source of truth. After a kill the other loggers may have too few rows or too many: each start
+replays all rows, and each logger skips those that it has.
 """
 
 import importlib.util
@@ -24,13 +24,12 @@ from tango_jax.tracking.metrics import TURN_PHASES, MetricsWriter, make_row, rea
 from tango_jax.tracking.provenance import Provenance
 from tango_jax.tracking.run_config import keep_config
 
-# Config key -> (module, requirement for pip).
 PACKAGES = {"tensorboard": ("tensorboardX", "tensorboardX>=2.6,<3"), "wandb": ("wandb", "wandb>=0.31,<1")}
 SHARED_WITH_TURNS = ("generator_step", "time/", "memory/")  # beginnings of names in rows of all phases
 
 
 def check_installed(loggers: ConfigDict) -> None:
-    """Raise ValueError, with the install command, if the package of a requested logger is missing."""
+    """Raises ValueError, with the install command, if the package of a requested logger is missing."""
     for key, (module, requirement) in PACKAGES.items():
         if not loggers[key]:
             continue
@@ -50,8 +49,8 @@ class RunLog:
         self, directory: Path, config: ConfigDict, console: Console, resume_at: int, stage: str = "rl",
         settings_file: Path | None = None, provenance: Provenance | None = None,
     ):  # fmt: skip
-        """Open <directory>/metrics.jsonl, truncate it to `resume_at` bytes, and let the other loggers catch up. Raises
-        ValueError if the file does not match the checkpoint, or Weights & Biases does not start."""
+        """Truncates metrics.jsonl to `resume_at` bytes. Raises ValueError if it does not match the checkpoint, or
+        Weights & Biases does not start."""
         self._console, self._followers = console, []
         self._config, self._settings_file = config, settings_file or directory / "config.json"
         self._provenance, self._has_begun = provenance, False
@@ -95,7 +94,6 @@ class RunLog:
             self._has_begun = True
 
     def _judge(self, row: dict) -> dict:
-        """The row with its alarms; logs which start or clear."""
         found = alarms.check([*self._turns, row], self._ringing)
         row |= alarms.as_metrics(found, self._ringing)
         self._turns.append(row)
@@ -105,14 +103,14 @@ class RunLog:
         return row
 
     def position(self) -> int:
-        """Size of metrics.jsonl in bytes, after an fsync, for the checkpoint."""
+        """Bytes of metrics.jsonl, after an fsync, for the checkpoint."""
         if not hosts.is_first():
             return 0
         self._begin()
         return self._writer.position()
 
     def close(self, has_failed: bool = False) -> None:
-        """Close all loggers. Raises ValueError if metrics.jsonl was changed since the last checkpoint."""
+        """Raises ValueError if metrics.jsonl was changed since the last checkpoint."""
         if not hosts.is_first():
             return
         try:
@@ -137,7 +135,7 @@ class RunLog:
         for follower in list(self._followers):
             try:
                 call(follower)
-            except Exception as error:  # whatever a library raises if its service is down or the disk is full
+            except Exception as error:  # a library raises anything if its service is down or the disk is full
                 self._followers.remove(follower)
                 self._console.log(
                     f"warning: logging to {follower.name} failed and is now off ({type(error).__name__}: {error}); "
@@ -146,15 +144,13 @@ class RunLog:
 
 
 def _names_apart(row: dict[str, Any]) -> dict[str, Any]:
-    """The row, with eval/ before the names that an evaluation shares with turns: loggers draw one curve a name."""
+    """The row with eval/ before the names that turns also log: loggers draw one curve a name."""
     if row["phase"] != "eval":
         return row
     return {f"eval/{name}" if name.startswith(SHARED_WITH_TURNS) else name: value for name, value in row.items()}
 
 
 class _TensorBoard:
-    """Event files, rewritten from the first row whenever a run starts."""
-
     name = "TensorBoard"
 
     def __init__(self, directory: Path):
@@ -163,7 +159,6 @@ class _TensorBoard:
         folder = directory / "tensorboard"
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
-        # An open TensorBoard drops what it has read.
         self._writer = SummaryWriter(str(folder), purge_step=0, flush_secs=5)
 
     def write(self, index: int, row: dict[str, Any]) -> None:
@@ -178,7 +173,7 @@ class _TensorBoard:
 class _WeightsAndBiases:
     """One W&B run, whose id is stored in the workdir.
 
-    A turn and its evaluation share a turn number, but W&B logs each step once. So its step is the row index, and
+    W&B logs each step once, but a turn and its evaluation share a turn number: the W&B step is the row index, and
     `step`, the turn, is the x axis. Offline, each start writes a new folder with all rows: sync the newest.
     """
 

@@ -1,7 +1,4 @@
-"""Writes and reads metrics.jsonl of a run: one JSON object of scalars per line.
-
-A resumed run continues at the byte position stored in its checkpoint.
-"""
+"""Writes and reads metrics.jsonl of a run: one JSON object of scalars per line."""
 
 import json
 import os
@@ -17,16 +14,13 @@ TURN_PHASES = ("warmup", *ROLES)  # of the rows of turns; those of evaluations a
 
 
 class MetricsWriter:
-    """Appends one JSON object per line.
-
-    Checkpoints refer to positions in the file. So each write verifies that nothing else has modified it.
-    """
+    """Appends rows. Checkpoints refer to positions in the file: each write checks that nothing else has changed it."""
 
     def __init__(self, path: str | os.PathLike, resume_at: int | None = None):
-        """Open the file for appending, after truncating it to `resume_at` bytes if given (0: start afresh)."""
+        """Open for appending, after truncating to `resume_at` bytes if given (0: start afresh)."""
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered, so that a failed write is not retried when the file is closed.
+        # Unbuffered: a failed write is not retried when the file is closed.
         self._file = open(self._path, "a+b", buffering=0)
         self._size = _whole_lines(self._path) if resume_at is None else check_resume(self._path, resume_at)
         self._file.truncate(self._size)
@@ -35,7 +29,7 @@ class MetricsWriter:
         self.append(make_row(step, phase, metrics))
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write a row made by `make_row`. Raises OSError, and ValueError if the file is not as the last row left it."""
+        """Write a row of `make_row`. Raises OSError, and ValueError if the file is not as the last row left it."""
         self._check()
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         try:
@@ -47,7 +41,7 @@ class MetricsWriter:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def position(self) -> int:
-        """Bytes written so far, after an fsync, so that a checkpoint can rely on it. Raises like `append`."""
+        """Bytes written so far, after an fsync. Raises like `append`."""
         self._check()
         try:
             os.fsync(self._file.fileno())
@@ -88,8 +82,7 @@ def make_row(step: int, phase: str, metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict]:
-    """Read all rows of a metrics file, or of a workdir's, without an incomplete last line. Raises ValueError for one
-    that is not JSON, and FileNotFoundError."""
+    """The rows of a metrics file or workdir, without an incomplete last line. Raises ValueError, FileNotFoundError."""
     path = Path(path)
     path = path / "metrics.jsonl" if path.is_dir() else path
     data = path.read_bytes()
@@ -129,8 +122,7 @@ def _whole_lines(path: Path) -> int:
 
 
 def check_log(directory: Path, restored: Restored | None, save_every: int) -> None:
-    """Raise ValueError unless metrics.jsonl and the newest checkpoint belong together. All processes must call this.
-    `save_every`: steps or turns between two checkpoints."""
+    """Raises ValueError unless metrics.jsonl and the newest checkpoint match. All processes must call this."""
     hosts.in_first(lambda: _check_log(directory / "metrics.jsonl", restored, save_every))
 
 
@@ -138,8 +130,8 @@ def _check_log(path: Path, restored: Restored | None, save_every: int) -> None:
     if restored is not None:
         check_resume(path, restored.meta["metrics_bytes"])
     rows = read_metrics(path) if path.exists() else []
-    # A checkpoint is complete before the next row of a turn is written, so a later one proves that one existed. An
-    # evaluation is written before the checkpoint, and after a warm-up that ends early it has a later step.
+    # A checkpoint is complete before the next row of a turn, so a later row proves that one existed. An evaluation is
+    # written before the checkpoint, and after a warm-up that ends early it has a later step.
     reached = max((row["step"] for row in rows if row.get("phase") != "eval"), default=0)
     if restored is None and reached > save_every:
         raise ValueError(

@@ -1,7 +1,4 @@
-"""Figures of Matplotlib: the style of all of them, the curves of one run, and the arms of an ablation.
-
-Metrics that a run did not log leave a gap.
-"""
+"""Figures of Matplotlib: the style of all, the curves of one run, and the arms of an ablation."""
 
 import io
 import os
@@ -48,7 +45,7 @@ def make_figure(
 def make_grid(
     count: int, columns: int, width: float, row_height: float, margin: float, **options
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` panels in rows of `columns`, and `margin` inches above and below."""
+    """`count` panels in rows of `columns`, with `margin` inches above and below."""
     rows = -(-count // columns)
     figure = make_figure(width=width, height=rows * row_height + margin)
     panels = figure.subplots(rows, columns, squeeze=False, **options).flatten().tolist()
@@ -66,7 +63,6 @@ def style(axes: Axes) -> None:
 
 
 def style_accuracy(axes: Axes, over: str) -> None:
-    """The style of accuracies over one of OVER, with a line at LEVEL."""
     style(axes)
     axes.axhline(LEVEL, color=GREY, linewidth=0.8, linestyle=(0, (1, 2)))
     axes.set_xlabel(OVER[over], fontsize=8)
@@ -85,7 +81,6 @@ def draw_line(axes: Axes, curve: Series, look: Look, label: str | None = None, w
 
 
 def draw_band(axes: Axes, band: Band, look: Look) -> Line2D:
-    """Draw a mean with its band; returns the line."""
     axes.fill_between(band.x, band.low, band.high, color=look.colour, alpha=0.15, linewidth=0)
     return draw_line(axes, Series(band.x, band.mean), look)
 
@@ -105,7 +100,6 @@ def png_of(figure: Figure) -> bytes:
 
 
 def save_figure(figure: Figure, path: str | os.PathLike) -> None:
-    """Write a figure as PNG, whole or not at all."""
     write_atomically(path, png_of(figure))
 
 
@@ -133,7 +127,7 @@ def plot_ablation(runs: dict[str, dict[int, list[dict]]]) -> Figure:
     for axes, (heading, name) in zip(figure.subplots(1, len(SCORES)), SCORES.items(), strict=True):
         axes.set_title(heading)
         axes.set_xlabel("generator step (below 0: warm-up)")
-        for arm in reversed(runs):  # so that the first arm is drawn last, on top
+        for arm in reversed(runs):  # the first arm is drawn last, on top
             x, values = over_seeds(runs[arm].values(), name)
             if x.size:
                 drawn[arm] = draw_band(axes, Band(x, values.mean(0), values.min(0), values.max(0)), looks[arm])
@@ -178,7 +172,6 @@ def _evaluated(axes: Axes, curve: Series, look: Look, label: str) -> None:
 
 
 def _noisy(axes: Axes, curve: Series, colour: str, label: str, dash: str = "-") -> None:
-    """A metric of batches: the values faintly, and their running mean on top."""
     if not curve.x.size:
         return
     axes.plot(curve.x, curve.y, color=colour, alpha=0.22, linewidth=0.7)
@@ -193,7 +186,6 @@ def _shade_warmup(axes: Axes, rows: Iterable[dict]) -> None:
 
 
 def _finish(axes: Axes, are_scores: bool) -> None:
-    """Style a panel of metrics, and scale its axes to its curves."""
     style(axes)
     axes.title.set_fontsize(9)
     axes.xaxis.label.set_fontsize(8)

@@ -5,6 +5,7 @@
      "files": {key: {"path", "sha256", "copy"}} of the last start, with the copies in WORKDIR/user_files,
      "arm": the record of the arm (method/own_arm.py),
      "earlier": {key: digest} of the files of a method that was given up for the one of now}
+
 """
 
 import dataclasses
@@ -33,27 +34,24 @@ from tango_jax.weights.source import kind_of
 from tango_jax.weights.workdir import identify_weights
 
 PROVENANCE = "provenance.json"
-GIVEN_UP = "provenance.before.json"  # what you rename it to, to go on with another method
+GIVEN_UP = "provenance.before.json"  # a user renames provenance.json to it, to go on with another method
 COPIES = "user_files"  # folder in the workdir
 FUNCTIONS = ("arm", "task.name", "task.grader", *(f"{role}.{name}" for role in ROLES
                                                   for name in ("reward", "loss.algorithm", "loss.term")))  # fmt: skip
 TEMPLATES = tuple(f"{role}.template" for role in ROLES)
-# Logged when it differs from the start before.
 _TOLD = ("tango_jax", "commit", "dirty", "source", "python", *LIBRARIES, "platform", "devices", "processes", "cpu")
 _RESTORE = "restore it, or delete it: what the run was made with is then unknown, and changes of it go unnoticed"
 
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """One start of a run; see `begin`."""
-
     facts: dict[str, Any]  # see runtime/process.py
     files: dict[str, Source]  # in the first process, which writes them
     weights: dict[str, str] = dataclasses.field(default_factory=dict)  # see `_weights`
     arm: dict[str, Any] | None = None  # see `stored_arm`
 
     def keep(self, workdir: Path) -> None:
-        """Write it into the workdir, unless it is there. For the first process. Raises OSError."""
+        """Write it into the workdir, unless it is there. Only the first process calls this. Raises OSError."""
         entries, stored = _entries(self.files), read_provenance(workdir)
         attempt = self.facts | {"files": _digests(entries), "weights": self.weights}
         if not stored and (before := _read(workdir / GIVEN_UP)):
@@ -69,8 +67,7 @@ class Provenance:
 
 
 def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
-    """`check_method`, and log what else has changed since the last start. All processes must call this. Raises
-    ValueError, also if there are no weights to start from."""
+    """`check_method`, and log other changes since the last start. All processes must call this. Raises ValueError."""
     check_method(config, workdir)
     files = {}
     hosts.in_first(lambda: files.update(_user_files(config)))
@@ -87,7 +84,7 @@ def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
 
 
 def check_method(config: ConfigDict, workdir: Path) -> None:
-    """Raise ValueError if a file of your functions has changed, is missing or is new. All processes must call this.
+    """Raises ValueError if a file of user functions is changed, missing or new. All processes must call this.
     Templates are compared by their text, in loop/resume.py."""
     hosts.in_first(lambda: _check_method(config, workdir))
 
@@ -113,15 +110,14 @@ def _difference(key: str, then: dict | None, now: dict | None, workdir: Path) ->
     if now is None:
         return f"{key}: this start lacks {then['path']}"
     path = Path(now["path"])
-    # An object that a Python program hands over has no file: its path is its name alone (runtime/user_code.py).
+    # An object from a Python program has no file: its path is its name (runtime/user_code.py).
     if not path.is_absolute():
         return f"{key}: the text of the object {path.stem} differs from the one stored in {workdir / then['copy']}"
     return f"{key}: {path} has changed; {workdir / then['copy']} is a copy of what it was"
 
 
 def _user_files(config: ConfigDict) -> dict[str, Source]:
-    """{key: file} of the functions and templates that settings name. Further files of a function have keys that begin
-    with the setting's."""
+    """{key: file} of functions and templates in the settings. Keys of a function's other files begin with its key."""
     settings, found = flatten(config), {}
     for key in FUNCTIONS:
         for number, source in enumerate(sources(key, settings[key]) if is_user_code(settings[key]) else ()):
@@ -134,7 +130,6 @@ def _user_files(config: ConfigDict) -> dict[str, Source]:
 
 
 def _entries(files: Mapping[str, Source]) -> dict[str, dict[str, str]]:
-    """What provenance.json has of each file."""
     entries = {}
     for key, file in files.items():
         digest = hashlib.sha256(file.content).hexdigest()
@@ -144,12 +139,12 @@ def _entries(files: Mapping[str, Source]) -> dict[str, dict[str, str]]:
 
 
 def _weights(config: ConfigDict) -> dict[str, str]:
-    """{key: digest of its files} of the checkpoints and adapters that roles start from, before stage 1."""
+    """{key: digest} of the checkpoints and adapters before stage 1."""
     found = {}
     for role in ROLES:
         checkpoint, adapter = config[role].checkpoint, config[role].adapter
         if checkpoint:
-            # The commit that a hub id has now is downloaded, as the run needs it anyway.
+            # The run needs the download anyway.
             place = str(resolve_folder(checkpoint)) if kind_of(checkpoint) == "hub" else checkpoint
             found[f"{role}.checkpoint"] = identify_weights(place, role)[1]
         if adapter not in ("", "generator"):
@@ -158,7 +153,7 @@ def _weights(config: ConfigDict) -> dict[str, str]:
 
 
 def read_provenance(workdir: Path) -> dict[str, Any]:
-    """What is stored in a workdir; empty where nothing is. Raises ValueError for a damaged file."""
+    """What is stored in a workdir; {} without a file. Raises ValueError for a damaged file."""
     return _read(workdir / PROVENANCE)
 
 
@@ -193,7 +188,6 @@ def _digests(files: Mapping[str, Mapping]) -> dict[str, str]:
 
 
 def describe(stored: Mapping[str, Any]) -> list[str]:
-    """Lines about the starts of a run: code, machine and files, once for those that agree."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for number, attempt in enumerate(stored.get("attempts", ()), 1):
         alike.setdefault(_lines_about(attempt, stored["files"]), []).append(str(number))
@@ -219,7 +213,7 @@ def summary_of(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_begun(workdir: Path) -> bool:
-    return (workdir / "config.json").is_file()  # the first row was written with it
+    return (workdir / "config.json").is_file()  # it is written with the first row
 
 
 def _shown(value: Any) -> str:

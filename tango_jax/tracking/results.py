@@ -18,7 +18,6 @@ TRANSCRIPTS = 6  # annotated examples in transcripts.md
 
 
 def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: float) -> dict:
-    """The summary of a run; the verifier's scores are those on the fixed pool."""
     evaluations = [row for row in rows if row["phase"] == "eval"]
     first, last = evaluations[0], evaluations[-1]
     gaps = [row[name] for row in rows for role in ROLES if (name := f"{role}/logprob_gap_max") in row]
@@ -50,7 +49,7 @@ def write_results(
     seconds: float,
     start: Mapping[str, str] = {},
 ) -> dict:
-    """Write all files and return the summary, which is written last: it marks the run as finished.
+    """Write all files, summary.json last: it marks the run as finished.
 
     `compiles`: programs compiled after the warm-up. `start`: digests of what the run started from (loop/resume.py).
     """
@@ -68,7 +67,6 @@ def is_finished(workdir: Path) -> bool:
 
 
 def transcripts(solutions: Sequence[Solution], verifications: Sequence[Verification], count: int) -> str:
-    """Markdown for `count` held-out problems, in turn one of each kind (`_interest`)."""
     pairs = list(zip(solutions, verifications, strict=True))
     kinds = sorted({_interest(pair) for pair in pairs})
     by_kind = [[pair for pair in pairs if _interest(pair) == kind] for kind in kinds]

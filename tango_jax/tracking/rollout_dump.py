@@ -1,10 +1,8 @@
 """Dumps the rollouts of every k-th turn of each role to disk as JSON lines.
 
-A turn becomes WORKDIR/rollouts/turn_000034_generator_000020.jsonl, one rollout per line (rollout_rows.py): 34 is the
-turn (`step` in metrics.jsonl), and 20 the number of earlier turns of that role. The first problems of an evaluation
-become evaluation_000034_000003.jsonl: 34 turns and 3 evaluations came before.
-
-Files appear whole or not at all, and a resumed run writes the same files again.
+WORKDIR/rollouts/turn_000034_generator_000020.jsonl is turn 34 (`step` in metrics.jsonl), after 20 turns of that role.
+evaluation_000034_000003.jsonl has the first problems of an evaluation, after 34 turns and 3 evaluations. Files appear
+whole or not at all, and a resumed run writes the same files again.
 """
 
 import itertools
@@ -23,17 +21,17 @@ from tango_jax.tracking.rollout_rows import StepKinds, evaluation_rows, turn_row
 
 _TURN = re.compile(r"turn_(\d+)_(?:generator|verifier)_(\d+)\.jsonl")
 _EVALUATION = re.compile(r"evaluation_(\d+)_(\d+)\.jsonl")
-EVAL_PROBLEMS = 12  # dumped at every evaluation, always the first ones, to be compared over a run and between runs
-MAX_BYTES = 25_000_000  # of a file; groups beyond that are left out
+EVAL_PROBLEMS = 12  # always the first problems, to compare within and between runs
+MAX_BYTES = 25_000_000  # of a file; further groups are left out
 
 
 class RolloutDump:
-    """Writes the turns that are due; does nothing except in the first process, or if `rollouts.every` is 0."""
+    """Writes the turns that are due. Does nothing except in the first process, or if `rollouts.every` is 0."""
 
     def __init__(
         self, folder: Path, config: ConfigDict, resume_after: int = 0, step_kinds_fn: StepKinds = None
     ):
-        """`resume_after` is the turn of the checkpoint; files of later turns are stale and are deleted."""
+        """`resume_after`: the turn of the checkpoint. Files of later turns are deleted."""
         self._folder, self._config, self._step_kinds_fn = folder, config, step_kinds_fn
         self._enabled = config.rollouts.every > 0 and hosts.is_first()
         if not self._enabled:
@@ -46,7 +44,7 @@ class RolloutDump:
                 path.unlink()
 
     def write(self, place: Place, result: TurnResult, formula: str = "") -> None:
-        """Write the turn if it is due. `formula`: of the outcome advantage."""
+        """Write the turn if it is due. `formula`: the outcome advantage."""
         if not self._enabled or place.role_step % self._config.rollouts.every:
             return
         path = self._folder / f"turn_{place.index + 1:06d}_{place.role}_{place.role_step:06d}.jsonl"
@@ -58,7 +56,6 @@ class RolloutDump:
         self, number: int, turns_done: int, generator_step: int, solutions: Sequence[Solution],
         verifications: Sequence[Verification], second_tries: Mapping[int, Solution],
     ) -> None:  # fmt: skip
-        """Write the first problems of evaluation `number`, counted from 0."""
         if not self._enabled:
             return
         solutions, verifications = solutions[:EVAL_PROBLEMS], verifications[:EVAL_PROBLEMS]
@@ -80,7 +77,7 @@ def _lines(groups: Iterable[list[dict]]) -> bytes:
 
 
 def dumped_turns(folder: Path) -> list[tuple[Path, int, int]]:
-    """(file, turn, number of the role's earlier turns) of every dumped turn, in order."""
+    """(file, turn, earlier turns of the role) of every dumped turn, in order."""
     return _files(folder, _TURN)
 
 
@@ -95,7 +92,7 @@ def _files(folder: Path, pattern: re.Pattern) -> list[tuple[Path, int, int]]:
 
 
 def read_rollouts(folder: Path, with_evaluations: bool = False) -> Iterator[dict]:
-    """Yield every rollout in a folder, in the order of training. Raises ValueError where a line is not JSON."""
+    """Every rollout in a folder, in the order of training. Raises ValueError where a line is not JSON."""
     files = dumped_turns(folder) + (dumped_evaluations(folder) if with_evaluations else [])
     for path, *_ in sorted(files, key=lambda file: file[1]):  # stable: evaluations stay behind the turn
         try:

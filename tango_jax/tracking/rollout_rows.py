@@ -1,7 +1,4 @@
-"""A turn's rollouts as JSON objects, from the question to the advantages: one per response that is trained on.
-
-Of an evaluation, one per problem. rollout_dump.py writes them to rollouts/*.jsonl, which `tango_jax.report` reads.
-"""
+"""JSON objects for rollouts/*.jsonl: one per trained response of a turn, or per problem of an evaluation."""
 
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +22,7 @@ ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_
 def turn_rows(
     config: ConfigDict, place: Place, result: TurnResult, formula: str = "", step_kinds_fn: StepKinds = None
 ) -> list[dict]:
-    """Every rollout of a turn. `formula`: of the outcome advantage. A second try stands in the row of the first."""
+    """Every rollout of a turn. `formula`: the outcome advantage. A second try stands in the row of the first."""
     items = _items(result, step_kinds_fn)
     learner, reward = result.lesson.responses, result.lesson.reward
     trained = {id(record) for record in learner}
@@ -52,8 +49,6 @@ def turn_rows(
 
 
 class _Items:
-    """Everything that a turn has sampled."""
-
     def __init__(self, step_kinds_fn: StepKinds):
         self._step_kinds_fn, self._logps, self._about = step_kinds_fn, {}, {}
 
@@ -88,7 +83,7 @@ def _is_later_try(record: Solution | Verification, trained: set[int]) -> bool:
 def _content(record: Solution | Verification, b: int, items: _Items, lesson: Lesson) -> dict:
     content = {"problem": _problem(problem_of(record))}
     if isinstance(record, Solution):
-        # One list per verification of the solution (or of the task's labels); null without step rewards.
+        # One list per verification (or of the task's labels); null without step rewards.
         steps = [None if (one := rewards.of_steps[b]) is None else list(map(_number, one))
                  for rewards in lesson.step_rewards]  # fmt: skip
         return content | {"solution": items.of(record), "verifications": items.about(record, "verifier"),
@@ -121,7 +116,7 @@ def evaluation_rows(
 
 
 def _group(reward_M: np.ndarray) -> dict:
-    """The rewards of a group, those of second tries last, with mean and std (ddof=1) where there are several."""
+    """The rewards of a group, second tries last, with mean and std (ddof=1) where there are several."""
     is_alone = len(reward_M) == 1
     return {"group_rewards": [_number(value) for value in reward_M],
             "group_mean": None if is_alone else _number(reward_M.mean(dtype=np.float64)),
@@ -138,7 +133,7 @@ def _notes(row: dict, is_masked: bool) -> list[str]:
 
 
 def _reward(reward: Rewards, b: int) -> dict:
-    """The reward of a response, and the terms, weight x value, of which it is the sum."""
+    """The reward of a response, and its terms, weight x value."""
     terms = [{"name": term.name, "weight": _weight(term.weight, b), "value": _number(term.value[b])}
              for term in reward.terms]  # fmt: skip
     return {"total": _number(reward.reward_B[b]), "terms": terms}
@@ -180,7 +175,6 @@ def _verification(verification: Verification) -> dict:
 
 
 def block_spans(text: str) -> list[list[int]]:
-    """Character spans of the blocks in the first closed section, which the parser reads."""
     opening, closing = "<step_verification>", "</step_verification>"
     start = text.find(opening)
     end = text.find(closing, start + len(opening))
@@ -191,8 +185,7 @@ def block_spans(text: str) -> list[list[int]]:
 
 
 def _advantage(result: TurnResult, b: int) -> dict:
-    """Run-length encoded advantages: [tokens, value] of each term, and of their weighted sum, the `total`,
-    [tokens, value, characters before the end of the run]."""
+    """Run-length encoded: [tokens, value] of each term; [tokens, value, end in characters] of the weighted sum."""
     token_ends = result.lesson.responses[b].token_ends
     length = len(token_ends)
     total, tokens = [], 0
@@ -205,7 +198,6 @@ def _advantage(result: TurnResult, b: int) -> dict:
 
 
 def _runs(values_T: np.ndarray) -> list[list]:
-    """[length, value] of each run of equal values."""
     edges = [0, *(np.flatnonzero(np.diff(values_T)) + 1).tolist(), len(values_T)]
     return [[last - first, _number(values_T[first])] for first, last in pairwise(edges) if last > first]
 
@@ -223,5 +215,4 @@ def lengths_code(token_ends: Sequence[int]) -> str:
 
 
 def _number(value: float) -> float:
-    """Six significant digits: about float32 precision."""
     return float(f"{float(value):.6g}")

@@ -12,17 +12,16 @@ from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checkpoint import complete_steps
 from tango_jax.runtime.keys import Change
 
-# What a run that is resumed may have otherwise; see runtime/keys.py.
 ANY_TIME = (Change.HARDWARE, Change.WATCHING, Change.EXPERIMENT)
-# The workdir of the other run may have moved. This is safe: the checkpoint of stage 2 stores a fingerprint of the
-# parameters that it started from, and before there is one nothing depends on them.
+# The other run's workdir may have moved: the checkpoint of stage 2 stores a fingerprint of its starting parameters,
+# and before there is one nothing depends on them.
 ANY_PLACE = tuple(name for name, key in KEYS.items() if key.change is Change.PLACE)
 _LONGER = ("; to train on from its weights, choose another --workdir and another seed, set generator.checkpoint and "
            "verifier.checkpoint to this one, and both roles' sft.steps and rl.warmup_steps to 0")  # fmt: skip
 
 
 def changes_results(name: str) -> bool:
-    """Whether results depend on a setting by more than rounding; no for an unknown one."""
+    """Whether results depend on a setting by more than rounding; False for an unknown one."""
     return name in KEYS and KEYS[name].change is Change.NEVER
 
 
@@ -35,8 +34,8 @@ def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()
 def check_config(
     config: ConfigDict, path: Path, may_change: tuple[str, ...] = (), may_move: tuple[str, ...] = ()
 ) -> None:
-    """Raise ValueError if the settings that a resumed run depends on have changed or are missing. All processes must
-    call this. Keys that start with one of `may_change`, and those declared so (`Key.change`), may differ; those in
+    """Raises ValueError if the settings that a resumed run depends on have changed or are missing. All processes must
+    call this. Keys with a prefix in `may_change`, and those declared so (`Key.change`), may differ; those in
     `may_move` may change from one path to another."""
     hosts.in_first(lambda: _check(config, path, may_change, may_move))
 
@@ -58,7 +57,6 @@ def _check(config: ConfigDict, path: Path, may_change: tuple[str, ...], may_move
 
 
 def _made_in(workdir: Path) -> Path | None:
-    """Something in the workdir that depends on the settings, or None."""
     for directory in (workdir / "checkpoints", *sorted(workdir.glob("sft/*/checkpoints"))):
         if steps := complete_steps(directory):
             return directory / str(steps[-1])
@@ -66,7 +64,6 @@ def _made_in(workdir: Path) -> Path | None:
 
 
 def keep_config(config: ConfigDict, path: Path) -> None:
-    """Write the settings, unless the file holds them. Raises OSError."""
     text = _as_json(config)
     if not path.is_file() or path.read_bytes() != text.encode():
         write_atomically(path, text)
@@ -75,8 +72,8 @@ def keep_config(config: ConfigDict, path: Path) -> None:
 def check_same_settings(
     config: ConfigDict, path: Path, may_change: tuple[str, ...] = (), may_move: tuple[str, ...] = ()
 ) -> None:
-    """Like `check_config`, but in this process only; also raises ValueError if there is no such file."""
-    # Keys that are newer than the run: their defaults are what it did.
+    """`check_config` in this process only. Also raises ValueError if there is no such file."""
+    # For keys that are newer than the run, today's defaults are what it did.
     old = json.loads(_as_json(default_config())) | read_settings(path)
     new = json.loads(_as_json(config))
     moved = [key for key in may_move if old.get(key) and new.get(key)]

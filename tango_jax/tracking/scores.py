@@ -36,7 +36,7 @@ def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float
 
 
 def generator_scores(solutions: Sequence[Solution], is_truncated: Sequence[bool]) -> dict[str, float]:
-    """Accuracy, also by problem size; and step accuracy if all solutions have gold labels."""
+    """Accuracy, also by problem size; step accuracy if all solutions have gold labels."""
     scores = {
         "accuracy": float(np.mean([solution.is_correct for solution in solutions])),
         "format": float(np.mean([solution.format_score for solution in solutions])),
@@ -52,7 +52,7 @@ def generator_scores(solutions: Sequence[Solution], is_truncated: Sequence[bool]
 
 
 def verifier_scores(solutions: Sequence[Solution], verifications: Sequence[Verification]) -> dict[str, float]:
-    """Step scores against gold labels (if there are any), outcome scores against the grader, and rates.
+    """Step scores against gold labels (if any), outcome scores against the grader, and rates.
 
     A misaligned verification judges no steps: each counts as a prediction of None. `right_verdict_wrong_steps`: the
     share of right verdicts of aligned verifications with a wrong step.

@@ -1,7 +1,6 @@
 """A finished run compared with stored runs of other arms: when each reached LEVEL, and with how many tokens.
 
-Takes the run's evaluations and the table that `compare_with` names; returns lines for the console. Only runs of the
-same task, start (`task.data_seed`) and seed are compared.
+Only runs of the same task, start (`task.data_seed`) and seed are compared.
 """
 
 import math
@@ -31,8 +30,7 @@ STARTS = {"generator_start", "verifier_start", "weights"}
 
 
 def compare(config: ConfigDict, workdir: Path) -> list[str]:
-    """Lines that compare the run with stored ones; none without `compare_with`. A line tells of a table that cannot be
-    read: the results are saved by now."""
+    """Lines for the console; none without `compare_with`. An unreadable table is one line, and no error."""
     if not config.compare_with:
         return []
     try:
@@ -70,8 +68,7 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
 
 
 def stored_curves(config: ConfigDict) -> dict[str, Curve]:
-    """{arm: its stored run of this task, start and seed}, of all other arms that train the generator. Raises ValueError
-    if the table cannot be read."""
+    """{other arm: its stored run of this task, start and seed}. Raises ValueError for an unreadable table."""
     curves = curves_by_setting(read_tables([config.compare_with], "compare_with"))
     arms, unit = curves.get((config.task.name, ""), {}), (config.task.data_seed, config.seed)
     return {arm: found[unit] for arm, found in arms.items()
@@ -79,7 +76,7 @@ def stored_curves(config: ConfigDict) -> dict[str, Curve]:
 
 
 def _has_same_scores(own: Curve, curve: Curve) -> bool:
-    """Whether both began with the same scores, to the digits of a table; yes where digests tell of the starts."""
+    """Whether both began with the same scores, to the digits of a table; True where digests tell."""
     first, other = own.evaluations[0], curve.evaluations[0]
     if all((first.generator_start, first.verifier_start, other.generator_start, other.verifier_start)):
         return True

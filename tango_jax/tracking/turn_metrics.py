@@ -11,7 +11,6 @@ from tango_jax.records import Lesson, Responses, Solution
 from tango_jax.runtime.checks import require
 from tango_jax.tracking.scores import verifier_scores
 
-# Metrics of the updates of a batch, see `over_updates`.
 LARGEST_OF_UPDATES = ("logprob_gap_max", "update_ratio")
 MEANS_OF_UPDATES = ("loss", "grad_norm")
 
@@ -19,9 +18,8 @@ MEANS_OF_UPDATES = ("loss", "grad_norm")
 def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[str, float]:
     """All metrics of a turn. Raises ValueError if two of them have a name in common.
 
-    Steps, and verdicts in the verifier's turns, are of everything sampled: groups chosen by dynamic sampling would hide
-    that all verdicts agree. Verdicts in a generator's turn are under `verifier/live_` where all solutions are judged,
-    and under `verifier/judged_` where a part is.
+    Steps, and verdicts in the verifier's turns, are of everything sampled: dynamic sampling would hide that all
+    verdicts agree. In a generator's turn: `verifier/live_` where all solutions are judged, else `verifier/judged_`.
     """
     by_name: dict[str, list[Responses]] = {}
     for responses in t.sampled:
@@ -33,12 +31,12 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
     # In a generator turn only the first of several verifications of a solution counts.
     records = [one for each in judged for one in each.records[:: 1 if t.role == "verifier" else each.group_size]]
     if records and all(isinstance(one.of, Solution) for one in records):
-        is_all = len(records) == sum(map(len, by_name.get("generator", [])))  # a turn of one's own may judge a part
+        is_all = len(records) == sum(map(len, by_name.get("generator", [])))  # a custom turn may judge a part
         is_part = t.rl.dynamic_sampling > 0 or "generator/judged_share" in lesson.metrics or not is_all
         prefix = "verifier/" if t.role == "verifier" else "verifier/judged_" if is_part else "verifier/live_"
         scores = verifier_scores([one.of for one in records], records)
         own |= {f"{prefix}{name}": value for name, value in scores.items()}
-        if prefix == "verifier/judged_":  # whose rates are to be read beside it, and not beside all solutions
+        if prefix == "verifier/judged_":
             own["verifier/judged_solutions_correct"] = np.mean([one.of.is_correct for one in records])
     metrics: dict[str, float] = {}
     of_responses = [over_batches([one.metrics for one in same]) for same in by_name.values()]
@@ -53,9 +51,8 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
 def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
     """One figure for all updates of a batch.
 
-    `loss` and `grad_norm` are means over updates; `tokens` are the action tokens of the batch; `logprob_gap_max` and
-    `update_ratio` are the largest; all others are means over tokens. `kl_first` is the KL of the first update, which is
-    0 where the policy has not moved before.
+    `loss` and `grad_norm`: means over updates. `tokens`: action tokens of the batch. `logprob_gap_max` and
+    `update_ratio`: the largest. All others: means over tokens. `kl_first`: of the first update, 0 before any training.
     """
     tokens = np.array([metrics.get("tokens", 0) for metrics in updates], np.float64)
     share = tokens / tokens.sum() if tokens.any() else np.full(len(updates), 1 / len(updates))
@@ -78,5 +75,4 @@ def tokens_sampled(metrics: Mapping[str, Any]) -> float:
 
 
 def sampled_per_second(metrics: dict[str, float], timing: dict[str, float]) -> float:
-    """Tokens per second of sampling, of both roles."""
     return tokens_sampled(metrics) / sum(timing.get(name, 0.0) for name in ("time/sample_s", "time/verify_s"))

@@ -1,1 +1,1 @@
-"""The HTML report of `python -m tango_jax.report`: takes runs and their rollouts, writes one self-contained page."""
+"""The HTML report of `python -m tango_jax.report`: one self-contained page about runs and their rollouts."""

@@ -1,8 +1,9 @@
-"""Builds the report: takes runs and writes one self-contained HTML file, or a folder.
+"""Builds the report: one self-contained HTML file, or a folder.
 
-Large parts are base64 of gzip, which the browser decodes on demand: no text of a model appears in the markup, and the
-page's Content-Security-Policy allows only its own scripts and styles, by hash. A folder (`build_bundle`) has the chunks
-of rollouts in files beside its page, whose policy also allows scripts of its origin.
+Large parts are base64 of gzip, decoded by the browser on demand: no text of a model appears in the markup. The page's
+Content-Security-Policy allows only its own scripts and styles, by hash. A folder (`build_bundle`) has the rollouts in
+files; its policy also allows scripts of its origin.
+
 """
 
 import base64
@@ -31,8 +32,6 @@ MARK = '<meta name="generator" content="tango_jax.report">'
 
 
 class Built(NamedTuple):
-    """What a page contains."""
-
     runs: int
     rollouts: int
     rollouts_dumped: int
@@ -46,8 +45,9 @@ def build_page(
 ) -> Built:  # fmt: skip
     """Write the report; rollouts beyond either limit are left out, evenly.
 
-    `as_seed` are settings in which runs of one line of the comparison may differ, besides the seed. Raises ValueError
-    if the file is there and no report.
+    `as_seed`: settings, besides the seed, in which runs of one line of the comparison may differ. Raises ValueError if
+    `out` is a file and no report.
+
     """
     _check_is_report(out, f"--out={out} is no report and would be lost; name another file")
     title, payloads, packed, warnings = _content(runs, as_seed)
@@ -63,8 +63,9 @@ def build_bundle(
 ) -> Built:
     """Write the report as a folder: index.html, and data/ with all rollouts or at most `max_rollouts`.
 
-    Files of chunks are named after their contents, and index.html is written before old ones are deleted: an
-    interruption leaves the old or the new report. Raises ValueError if index.html is there and no report.
+    Chunks are named by their contents, and old ones are deleted last: an interruption leaves the old or the new report.
+    Raises ValueError if index.html is there and no report.
+
     """
     index, data = folder / "index.html", folder / "data"
     _check_is_report(index, f"--bundle={folder}: its index.html is no report and would be lost; name another folder")
@@ -98,7 +99,7 @@ def _content(
     for index, run in enumerate(runs):
         judged, grades = [], {}
         for rollout in read_rollouts(run.rollouts, with_evaluations=True):
-            if rollout["solution"] is None:  # of a prompt of one's own
+            if rollout["solution"] is None:  # of a custom prompt
                 others += 1
                 continue
             packed.append(pack.pack_rollout(index, rollout))
@@ -146,7 +147,7 @@ def _facts(run: Run) -> dict:
 
 def _at_most(packed: list[pack.Packed], count: int) -> list[pack.Packed]:
     kept, fraction = packed, 1.0
-    while len(kept) > count:  # whole groups may take it a little beyond
+    while len(kept) > count:  # whole groups may go a little beyond
         fraction = min(0.98 * fraction, count / len(packed))
         kept = pack.thin_out(packed, fraction)
     return kept
@@ -169,7 +170,7 @@ def _fill(title: str, payloads: dict[str, str], script_sources: str = "") -> str
     style = f"\n{_read('style.css')}\n"
     data = "\n".join(_element(name, value) for name, value in payloads.items())
     page = _read("page.html")
-    title = html.escape(on_one_line(title))  # runs are named after their folders, which may have any name
+    title = html.escape(on_one_line(title))  # a folder, and so a run, may have any name
     policy = _policy((script, _read(PLOTLY)), style, script_sources)
     parts = {"policy": policy, "mark": MARK, "title": title, "style": style, "data": data, "script": script}
     for mark, text in parts.items():
@@ -178,8 +179,7 @@ def _fill(title: str, payloads: dict[str, str], script_sources: str = "") -> str
 
 
 def _policy(scripts: Sequence[str], style: str, script_sources: str) -> str:
-    """The Content-Security-Policy: these scripts and further sources of scripts, this style, and the icon's URL."""
-    # The plotting library creates an empty style element and adds rules by script, which requires the hash of "".
+    # The plotting library adds rules by script to an empty style element, which requires the hash of "".
     sources = " ".join(filter(None, (*map(_source_hash, scripts), script_sources)))
     return "; ".join([
         "default-src 'none'", f"script-src {sources}", f"style-src {_source_hash(style)} {_source_hash('')}",

@@ -1,6 +1,7 @@
-"""The charts of training: takes a run, returns panels (panels.py), a headline and the table of alarms.
+"""The charts of training: panels (panels.py), a headline and the table of alarms.
 
-Curves of metrics that a run did not log are missing, and panels without curves are left out.
+Metrics that a run did not log have no curves, and panels without curves are left out.
+
 """
 
 import itertools
@@ -16,11 +17,10 @@ from tango_jax.viewer.runs import Run
 TURN = "turn (both roles)"  # label of the x axis
 PHASES = ("sample", "verify", "grade", "update", "dump", "evaluate")  # in the order of a turn
 LOOKS = ((VERMILION, ""), (BLUE, "/"), (PURPLE, "x"), (GREEN, "\\"), (GREY, "-"), (ORANGE, "."), (SKY, "+"))
-NESTED = ("reshard", "turn")  # phases whose times are those of others, too
+NESTED = ("reshard", "turn")  # their times are parts of other phases
 
 
 def training(run: Run) -> list[dict]:
-    """The generator's accuracy, and how both roles fare."""
     rows = run.rows
 
     def of(name: str, phases=TURN_PHASES) -> Series:

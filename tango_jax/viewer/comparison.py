@@ -1,8 +1,8 @@
-"""The comparison of several runs: takes runs, returns panels that overlay them, a table and warnings.
+"""The comparison of several runs: panels that overlay them, a table and warnings.
 
 Seeds of the same arm and settings are one line, labelled by what differs between lines. Settings that cannot change a
-result do not separate lines; neither do paths of runs to start from, but a warning says so if they lead to different
-ones.
+result do not separate lines. Paths of starting runs do not either: a warning says if they lead to different runs.
+
 """
 
 import json
@@ -23,7 +23,7 @@ from tango_jax.tracking.run_config import ANY_PLACE, changes_results
 from tango_jax.viewer.panels import band, line, panel, with_content
 from tango_jax.viewer.runs import Run
 
-UNSET = "unset"  # of a setting that a run of another version lacks, and of a file that another arm brings
+UNSET = "unset"  # a setting unknown to a run's version, or a file of another arm
 MAX_SHOWN = 3  # settings in a label; the table names all
 COLOURS = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, SKY, GREY)
 DASHES = ("-", "--", "-.", ":")
@@ -31,7 +31,6 @@ MAX_POINTS = 150  # of a curve that has one for every turn
 TABLE = {title.partition(": ")[2]: name for title, name in SCORES.items()}  # column -> score
 OVER_SEEDS = "Mean over seeds; the band spans the lowest to the highest seed."
 GENERATOR, VERIFIER = {"generator"}, {"warmup", "verifier"}  # phases in which a role is updated
-# Metrics of every turn: title, caption, name, phases, whether it is a share.
 OVERLAYS = (
     ("Generator: share of correct answers, sampled", "In training, on the problems that each arm draws.",
      "generator/reward/outcome", GENERATOR, True),
@@ -53,16 +52,14 @@ OVERLAYS = (
 
 
 class Line(NamedTuple):
-    """Runs that differ in nothing but their seed."""
-
     label: str
     look: Look
     runs: tuple[Run, ...]
-    settings: dict[str, str]  # those that differ between lines, as shown
+    settings: dict[str, str]  # that differ between lines, as shown
 
 
 def lines_of(runs: Sequence[Run], as_seed: Collection[str] = ()) -> list[Line]:
-    """The lines of the comparison, known arms first. Runs of a line may also differ in the settings `as_seed`."""
+    """Known arms first. Runs of a line may also differ in the settings `as_seed`."""
     order = {arm: place for place, arm in enumerate(known_names())}
     known_first = sorted(runs, key=lambda run: order.get(run.arm, len(order)))
     groups = _grouped(known_first, lambda run: (run.arm, *_compared(run, as_seed).items()))
@@ -79,13 +76,13 @@ def lines_of(runs: Sequence[Run], as_seed: Collection[str] = ()) -> list[Line]:
 
 
 def _tells(key: str, arms: Sequence[str], settings: Sequence[dict[str, str]]) -> bool:
-    """Whether lines differ in a setting; the file of an arm tells only lines of that arm apart."""
+    """Whether lines differ in a setting; the file of an arm separates only lines of that arm."""
     of_arm = arms if key.startswith("arm") else [""] * len(arms)
     return len({(arm, one.get(key)) for arm, one in zip(of_arm, settings, strict=True)}) > len(set(of_arm))
 
 
 def warnings(lines: Sequence[Line], as_seed: Collection[str] = ()) -> list[str]:
-    """Sentences about runs that are no independent repetitions, or that are of more than one experiment."""
+    """Sentences about runs that are no independent repetitions, or are from several experiments."""
     told = [text for line in lines for text in (*_equal_seeds(line, as_seed), *_other_starts(line, as_seed),
                                                 *_other_weights(line))]  # fmt: skip
     return told + _other_sources([run for line in lines for run in line.runs])
@@ -101,7 +98,7 @@ def _equal_seeds(line: Line, as_seed: Collection[str]) -> list[str]:
 
 
 def _other_starts(line: Line, as_seed: Collection[str]) -> list[str]:
-    """Runs of one line and data seed that start from different stages 1, on which results depend."""
+    """Runs of one line and data seed that start from different stages 1."""
     drawn_alike = _grouped(line.runs, lambda run: _values(run, ("task.data_seed", *as_seed)))
     found = []
     for key in ANY_PLACE:
@@ -148,7 +145,7 @@ def _values(run: Run, keys: Collection[str]) -> tuple[str, ...]:
 
 
 def _start(run: Run, key: str) -> str:
-    """The end of the path of another run: the same folder may be given as a relative or an absolute path."""
+    """The end of the path of another run: one folder has relative and absolute paths."""
     return "/".join(PurePath(run.settings.get(key) or "").parts[-2:])
 
 
@@ -175,7 +172,7 @@ def _short_name(key: str, every: Sequence[str]) -> str:
 
 
 def _as_text(stored: str | None) -> str:
-    """A setting as a label shows it: 2-6 for a range, the last part of a path."""
+    """2-6 for a range, the last part of a path."""
     if stored is None:
         return UNSET
     return cut(on_one_line(_words(json.loads(stored))), 40)
@@ -201,7 +198,6 @@ def _labels(arms: Sequence[str], facts: Sequence[dict[str, str]]) -> list[str]:
     for arm, one in zip(arms, facts, strict=True):
         parts = [curves.label_of(arm)] if len(set(arms)) > 1 or not names else []
         parts += [f"{name}={one[name]}" for name in names if not (name.startswith("arm") and one[name] == UNSET)]
-        # The plotting library reads markup in names.
         labels.append(", ".join(parts).replace("<", "‹").replace(">", "›"))
     return [label if labels.count(label) == 1 else f"{label} ({place})" for place, label in enumerate(labels, 1)]
 

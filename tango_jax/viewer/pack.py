@@ -1,7 +1,8 @@
 """Packs rollouts for the page: small columns for filtering, and chunks (base64 of gzip) for everything else.
 
-A chunk of n rollouts has 2n lines: first the texts of each rollout as a JSON list of strings, then each rollout without
-its texts. A search reads only the first n lines.
+A chunk of n rollouts has 2n lines: the texts of each rollout as a JSON list, then each rollout without its texts. A
+search reads only the first n lines.
+
 """
 
 import base64
@@ -18,23 +19,21 @@ from tango_jax.tracking.scores import VERDICTS
 CHUNK = 64  # rollouts; small enough to decode within a key press, large enough to compress well
 LABEL = 72  # characters of the question shown in the list
 COLUMNS = ("run", "turn", "row", "group", "role", "flagged", "severity", "correct", "verdict", "steps", "adv", "reward")
-ROLLOUT_ROLES = (*ROLES, "evaluation")  # the last: greedy, without reward and advantage
-FLAGS = {  # what to filter by, bit 0, ... -> its label, and how bad it is: what misleads the generator most is worst
+ROLLOUT_ROLES = (*ROLES, "evaluation")  # evaluations are greedy, without reward and advantage
+FLAGS = {  # filter of bit 0, ... -> label, and how much it misleads the generator
     "false_accept": ("false accept", 32), "false_reject": ("false reject", 16), "invalid": ("INVALID", 8),
     "misaligned": ("misaligned", 2), "truncated": ("truncated", 1), "misjudged": ("misjudged step", 4),
     "wrong_steps": ("right verdict, wrong steps", 12),
 }  # fmt: skip
-MEANINGS = ("false_accept", "false_reject", "invalid", "wrong_steps")  # flags that tell what a verdict means
+MEANINGS = ("false_accept", "false_reject", "invalid", "wrong_steps")  # what a verdict means
 
 
 class Packed(NamedTuple):
-    """One packed rollout, ready to be combined with others."""
-
     run: int
-    group: tuple  # the samples of a prompt, which are kept or left out together; the problems of an evaluation
+    group: tuple  # kept or left out together: the samples of a prompt, or the problems of an evaluation
     columns: dict  # name -> integer
     label: str
-    problem: tuple[str, str]  # (id, question): equal ids of runs with different seeds may be different problems
+    problem: tuple[str, str]  # (id, question): seeds may have different problems with one id
     texts: bytes
     rest: bytes
 
@@ -76,7 +75,7 @@ def pack_rollout(run: int, rollout: dict) -> Packed:
 
 
 def flags_of(rollout: dict) -> set[str]:
-    """Properties to filter by; with several verifications, those of any of them."""
+    """Properties to filter by, of any of the verifications."""
     solution = rollout["solution"]
     flags = {"truncated"} if solution["is_truncated"] else set()
     return flags.union(*(_flags(solution, item) for item in rollout["verifications"]))
@@ -98,7 +97,6 @@ def _flags(solution: dict, item: dict) -> set[str]:
 
 
 def _told(solution: dict, item: dict) -> dict:
-    """What verdict and grade mean together, and why no step has a reward."""
     flags = _flags(solution, item)
     meaning = next((FLAGS[name][0] for name in MEANINGS if name in flags), "")
     why = why_misaligned(tuple(item["judgements"]), len(solution["steps"])) if "misaligned" in flags else ""
@@ -106,7 +104,6 @@ def _told(solution: dict, item: dict) -> dict:
 
 
 def columns_of(packed: Sequence[Packed], chunk: int = CHUNK) -> dict:
-    """All columns, the distinct questions, and the ids of distinct problems."""
     labels, problems = {}, {}
     places = [labels.setdefault(item.label, len(labels)) for item in packed]
     columns = {name: [item.columns[name] for item in packed] for name in COLUMNS}
@@ -137,8 +134,7 @@ def thin_out(packed: Sequence[Packed], fraction: float) -> list[Packed]:
 
 
 def encode(data: bytes) -> str:
-    """Gzip and base64, without a timestamp, so that the same runs give the same page."""
-    # Level 9 takes three times as long and saves only 6 %.
+    """Gzip and base64, without a timestamp: the same runs give the same page."""
     return base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode()
 
 
@@ -147,5 +143,5 @@ def encode_json(value: Any) -> str:
 
 
 def _json(value: Any) -> bytes:
-    # Not escaped, so that searches match the text as typed. Lone surrogates cannot be encoded and are replaced.
+    # Not escaped: searches match the text as typed. Lone surrogates cannot be encoded and are replaced.
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The common style of the report's charts: takes curves, returns plotly traces and panels."""
+"""The common style of the report's charts: plotly traces and panels from curves."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ class Rates(NamedTuple):
 
 
 def panel(title: str, caption: str, traces: list[dict], x: str, y: str = "", score: bool = False, **layout) -> dict:
-    """A chart with a title and a caption. `score`: the values are shares, and the y axis is limited to 0 and 1."""
+    """`score`: the values are shares, and the y axis is limited to 0 and 1."""
     axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
     if score:
         values = [value for trace in traces for value in _extent(trace)]
@@ -35,7 +35,7 @@ def with_content(panels: list[dict]) -> list[dict]:
 
 
 def line(name: str, curve: Series, colour: str, style: str = "-", symbol: str = "circle") -> list[dict]:
-    """A curve with a marker at every point; an empty list if it has no points."""
+    """A curve with a marker at every point; [] without points."""
     return [_trace(name, curve, colour, style) | {"mode": "lines+markers", "marker": {"symbol": symbol, "size": 7}}
             ] if len(curve.x) else []  # fmt: skip
 
@@ -66,7 +66,7 @@ def noisy(name: str, curve: Series, colour: str, style: str = "-") -> list[dict]
     faint = _trace(name, curve, colour, "-") | {"opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
     faint["line"] = faint["line"] | {"width": 1}
     mean = _trace(name, Series(curve.x, smooth(curve.y)), colour, style)
-    if len(curve.x) == 1:  # a line alone would show nothing
+    if len(curve.x) == 1:
         mean |= {"mode": "lines+markers", "marker": {"symbol": "circle", "size": 7}}
     return [faint, mean]
 
@@ -109,7 +109,7 @@ def _xy(curve: Series | Rates) -> dict:
 
 
 def _short(values: np.ndarray) -> list[float]:
-    # Five digits are more than a chart can show, and keep the page small.
+    # More digits than a chart shows only enlarge the page.
     return [float(f"{value:.5g}") for value in np.asarray(values).tolist()]
 
 

@@ -1,4 +1,4 @@
-"""The section on the verifier's quality: takes a run and its dumped rollouts, returns panels and tables."""
+"""The section on the verifier's quality: panels and tables from a run's dumped rollouts."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -15,17 +15,14 @@ from tango_jax.viewer.panels import FEW, Rates, bars, line, noisy, panel, rated,
 from tango_jax.viewer.runs import Run
 
 SAID = {True: "CORRECT", False: "INCORRECT", None: "not judged"}
-# Cells of the matrices -> the filter that shows their rollouts.
 DISAGREE = {("wrong", "CORRECT"): "false_accept", ("right", "INCORRECT"): "false_reject"}
 MISJUDGED = {("wrong", "CORRECT"): "misjudged", ("right", "INCORRECT"): "misjudged"}
 UNUSABLE = {"INVALID": "invalid", "not judged": "misaligned"}
 
 
 class Judged(NamedTuple):
-    """What is counted of one verification."""
-
     turn: int
-    role: str  # whose turn it is: generator or verifier
+    role: str  # of the turn: generator or verifier
     is_correct: bool
     verdict: str
     judgements: tuple  # one per step of the solution; None if the verification is misaligned
@@ -45,7 +42,7 @@ def judged(rollout: dict) -> list[Judged]:
 
 
 def of_one_role(items: list[Judged]) -> list[Judged]:
-    """Those of the generator's turns; if there are none, the verifier's, whose problems may be easier."""
+    """Items of the generator's turns; without any, of the verifier's, whose problems may be easier."""
     return [item for item in items if item.role == "generator"] or items
 
 
@@ -70,7 +67,7 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
                       GREY, "--")
     verdicts += noisy("quality by a second judgement", of("verifier/reward/quality"), BLACK)
     verdicts += noisy("INVALID", of("verifier/rate_invalid"), VERMILION, "-.")
-    if verdicts:  # only meaningful next to the verifier's rates
+    if verdicts:  # verdicts mean something only next to the verifier's rates
         verdicts += noisy("share of correct answers", of("generator/reward/outcome", {"generator"}), GREY, ":")
     shares = bars("false accept", disagreement_by_turn(items, "CORRECT", False), VERMILION, "/")
     shares += bars("false reject", disagreement_by_turn(items, "INCORRECT", True), BLUE, "\\")
@@ -102,7 +99,7 @@ def confusion_tables(items: list[Judged]) -> list[dict]:
 
 
 def confusion(pairs: Iterable[tuple[bool, str]], names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """{"right": {name: count}, "wrong": ...} of pairs (is it right, what was said of it)."""
+    """{"right": {name: count}, "wrong": ...} of pairs (is it right, name)."""
     counts = {label: dict.fromkeys(names, 0) for label in ("right", "wrong")}
     for is_right, name in pairs:
         counts["right" if is_right else "wrong"][name] += 1
@@ -130,7 +127,6 @@ def groups(grades: dict[tuple[int, int], list[bool]]) -> list[dict]:
 
 
 def share_by_turn(outcomes: Iterable[tuple[int, bool]]) -> Rates:
-    """The share of True at each turn."""
     found: dict[int, list[bool]] = {}
     for turn, outcome in outcomes:
         found.setdefault(turn, []).append(bool(outcome))
@@ -159,7 +155,6 @@ def _matrix(caption: str, of: str, counts: dict, filters: dict[tuple[str, str], 
 
 
 def _told(count: int, total: int) -> str:
-    """A share as `12 % [8, 17]`; empty without any cases."""
     if not total:
         return ""
     low, high = wilson(count / total, total)

@@ -1,4 +1,4 @@
-"""Finds the runs of a report: takes folders; returns the settings, metrics and place of every run in them."""
+"""Finds the runs of a report: settings, metrics and place of every run in the given folders."""
 
 import os
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tango_jax.tracking.provenance import read_provenance
 class Run(NamedTuple):
     """A run as it is on disk now; it may still be in progress."""
 
-    name: str  # unique in the report: its folder, relative to the common parent of all runs
+    name: str  # unique: the folder, relative to the common parent of all runs
     workdir: Path
     settings: dict  # config.json: {"rl.gamma": 0.8, ...}
     rows: list[dict]  # metrics.jsonl
@@ -32,7 +32,7 @@ class Run(NamedTuple):
 
 
 def find_runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
-    """The runs in the given folders: workdirs, or folders of several. Raises ValueError if one has none."""
+    """`folders`: workdirs, or folders of several. Raises ValueError if one has none."""
     workdirs = []
     for folder in folders:
         settings = local_path("run", folder).resolve().rglob("config.json")
