@@ -23,7 +23,7 @@ ROLLOUT_ROLES = (*ROLES, "evaluation")  # evaluations are greedy, without reward
 FLAGS = {  # filter of bit 0, ... -> label, and how much it misleads the generator
     "false_accept": ("false accept", 32), "false_reject": ("false reject", 16), "invalid": ("INVALID", 8),
     "misaligned": ("misaligned", 2), "truncated": ("truncated", 1), "misjudged": ("misjudged step", 4),
-    "wrong_steps": ("right verdict, wrong steps", 12),
+    "wrong_steps": ("right verdict, wrong steps", 8),
 }  # fmt: skip
 MEANINGS = ("false_accept", "false_reject", "invalid", "wrong_steps")  # what a verdict means
 
