@@ -170,7 +170,6 @@ def _name(axes: Sequence[Axis], choice: Sequence[str], parts: Sequence[Axis] | N
 
 
 def _check_starts(cells: list[Cell]) -> None:
-    """The table identifies a cell by its setting and start alone."""
     named = {}
     for cell in cells:
         start = (cell.setting, cell.config.task.data_seed)

@@ -119,7 +119,6 @@ def _validate(cell: Cell) -> None:
 
 
 def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[str, StageOne]) -> PlannedRun:
-    """A run; a new stage 1 is added to `stage_ones`."""
     config, stage_one = _of_a_run(cell.config, arm, seed), None
     if cell.stage_one is not None:
         stage_name = ",".join(filter(None, (cell.stage_one, _stage_one_kind(cell, arm))))

@@ -63,8 +63,6 @@ def _tokens(what: str, default: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The options of the command, in the order of its help."""
-
     checkpoint: str | None = _option(None, "what solves the problems, and judges if there is no --verifier")
     verifier: str | None = _option(None, "what judges: every solution of --checkpoint, and the sets made for it")
     sets: tuple[str, ...] = _option((), "names, separated by commas; NAME:SOURCE takes other rows", required=True)
@@ -131,7 +129,6 @@ def check(settings: Settings) -> None:
 
 
 def models_of(settings: Settings) -> dict[str, str]:
-    """The model of each role that has work."""
     is_judged = [name.partition(":")[0] in _JUDGED_SETS for name in settings.sets]
     models = {} if all(is_judged) else {"generator": settings.checkpoint}
     if any(is_judged) or settings.verifier is not None:

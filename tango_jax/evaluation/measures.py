@@ -54,7 +54,6 @@ class SetResult(NamedTuple):
 
     @property
     def has_published(self) -> bool:
-        """Whether published figures are comparable with these."""
         return not self.grader and comparable(self.name, self.count, self.is_whole)
 
 
@@ -207,7 +206,6 @@ def _by_problem(numbers: Sequence[int], counts: Sequence[Sequence[int]]) -> np.n
 
 
 def _macro_f1(sums_JA: np.ndarray) -> np.ndarray:
-    """The mean F1 of both classes, as in scores.py."""
     smallest = np.finfo(float).tiny
     parts = [2 * sums_JA[:, c] / np.maximum(smallest, sums_JA[:, c + 1] + sums_JA[:, c + 2]) for c in (0, 3)]
     return (parts[0] + parts[1]) / 2

@@ -55,7 +55,6 @@ def write_rows(out: Path, eval_set: EvalSet, rows: Sequence[SolvedRow], judged: 
 
 
 def write_tables(out: Path, introduction: str, results: Sequence[SetResult], console: Console) -> None:
-    """The page and the CSV file; the main figures on the console."""
     means = averages(results)
     texts = (markdown(introduction, results, means), csv_text(results, means))
     for name, text in zip(TABLES, texts, strict=True):

@@ -67,5 +67,4 @@ def comparable(set_name: str, count: int, is_whole: bool) -> bool:
 
 
 def rows_for(sets: tuple[str, ...]) -> list[Published]:
-    """The published rows that have all of these sets."""
     return [row for row in PUBLISHED if sets and all(name in row.scores for name in sets)]

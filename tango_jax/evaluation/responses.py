@@ -23,8 +23,6 @@ from tango_jax.text.templates import generator_prompt, verifier_prompt
 
 
 class Pass(NamedTuple):
-    """Solutions of every problem, sampled in the same way."""
-
     samples: tuple[int, ...]
     temperature: float
     top_p: float

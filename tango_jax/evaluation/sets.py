@@ -192,7 +192,6 @@ def task_config(name: str, checkpoint: str) -> ConfigDict:
 
 
 def _synthetic_task(name: str, checkpoint: str, is_correct: OwnGrader | None) -> Task:
-    """The task, graded by `is_correct`, or else as in the checkpoint's run."""
     config = task_config(name, checkpoint)
     if is_correct is None:
         try:

@@ -21,8 +21,6 @@ _TIE_TOLERANCE = 1e-9
 
 
 class Ballot(NamedTuple):
-    """The M samples of one problem."""
-
     answer_class_M: np.ndarray  # int: RIGHT, other classes of equal answers, or NO_ANSWER
     is_correct_M: np.ndarray  # bool
     score_M: dict[str, np.ndarray]  # float, by name of the score; empty without a verifier
@@ -70,7 +68,6 @@ def subsets_JC(num_samples: int, k: int) -> np.ndarray:
 
 
 def majority(ballot: Ballot, k: int) -> float:
-    """The probability that the most frequent answer of k samples is correct."""
     return weighted_vote(ballot, np.ones(len(ballot.answer_class_M)), k)
 
 

@@ -97,7 +97,6 @@ def score_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attent
 
 
 def update_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str, is_chunked: bool) -> Flops:
-    """Forward and backward pass of one micro-batch, recomputation included."""
     forward = score_flops(model, tokens, tensor, attention)
     layers, head = 3 * forward.layers, 3 * forward.head
     if model.lora:  # no gradient of frozen matrices: one product less
@@ -112,7 +111,6 @@ def update_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, atten
 
 
 def decode_flops(model: ModelConfig, rows: float, keys: float, tensor: int) -> Flops:
-    """One step of `rows` rows that attend to `keys` keys each."""
     layers = layer_flops(model, rows, rows * keys) / tensor
     return Flops(layers, head_flops(model, rows) / head_parts(model, tensor))
 

@@ -137,7 +137,6 @@ def _kill(process: subprocess.Popen) -> None:
 
 
 def exit_code(report: dict) -> int:
-    """0 where every step is done and every difference is allowed."""
     rows = [row for step in report["steps"] for row in step["rows"]]
     is_good = all(step["status"] == DONE for step in report["steps"]) and not any("error" in row for row in rows)
     return 0 if is_good and all(row.get("within", True) for row in rows) else FAILED

@@ -196,7 +196,6 @@ def random_weights(model: ModelConfig, sizes: ParitySizes) -> dict:
 
 
 def sampled(model: ModelConfig, weights: dict, sizes: ParitySizes) -> tuple[Rollout, list[list[int]]]:
-    """Responses and prompts of many lengths; the cache grows on the way."""
     rng, P, M = np.random.default_rng(3), sizes.prompts, sizes.samples
     lengths = [*rng.integers(1, sizes.prompt + 1, P - 1), sizes.prompt]
     prompts = [rng.integers(0, model.vocab_size, length).tolist() for length in lengths]

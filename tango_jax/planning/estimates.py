@@ -75,7 +75,6 @@ def _update_estimate(policy: SizedPolicy, batch: Batch, trained: int, platform: 
 
 
 def _working_bytes(policy: SizedPolicy, tokens: MicroBatchShape) -> tuple[float, float]:
-    """(arrays of a layer, one array of logits)."""
     model, tensor, chunk = policy.model_config, policy.placement.train.shape["tensor"], policy.config.logp_chunk
     layer = layer_bytes(model, tokens.total, tokens.pairs(model.attention), tensor)
     return layer, logits_bytes(model, chunk if is_chunked(tokens.scored, chunk) else tokens.scored, tensor)

@@ -140,7 +140,6 @@ class Job:
 
     @property
     def prompts(self) -> int:
-        """Problems of a turn in the busiest process."""
         return math.ceil(self.config.rl.prompts_per_step / self.processes)
 
     def shares_base(self, role: str) -> bool:
@@ -154,7 +153,6 @@ class Job:
         return own.base == before.base and all(own.config[name] == before.config[name] for name in names)
 
     def minibatch_prompts(self, role: str) -> int:
-        """Problems of `prompts` in one minibatch of the role."""
         minibatches = self.policies[role].config.loss.minibatches
         return prompts_per_minibatch(self.config.rl.prompts_per_step, self.processes, minibatches)
 

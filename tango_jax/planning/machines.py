@@ -71,7 +71,6 @@ _planned: ContextVar[Machine | None] = ContextVar("planned", default=None)
 
 @contextlib.contextmanager
 def planned_for(machine: Machine) -> Iterator[None]:
-    """Fit configurations that are read in this block to this machine."""
     token = _planned.set(machine)
     try:
         yield

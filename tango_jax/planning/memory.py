@@ -16,8 +16,6 @@ from tango_jax.records import Batch
 
 
 class Phase(NamedTuple):
-    """Bytes of a device at the fullest moment of a phase."""
-
     name: str  # generator/update
     parameters: float = 0  # of both policies and their references
     optimizer: float = 0  # moments of both

@@ -287,7 +287,6 @@ def set_batches(
 
 
 def has_room(job: Job, role: str, model: ModelConfig, kind: str) -> bool:
-    """Whether a role's sampling or training fits with the current settings."""
     machine = job.machine
     try:
         tried = sized_job(job.config, {role: model}, machine)

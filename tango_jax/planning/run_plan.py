@@ -27,8 +27,6 @@ class PlanOptions(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Seconds at certain shares of a target's rates."""
-
     turns: dict[str, TurnTimes]  # by the role that is updated
     stage_one: dict[str, float]  # of a step, by role
     run_seconds: float  # all turns, without stage 1

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 
 class Shares(NamedTuple):
-    """Shares of a data sheet's rates, by kind of work."""
-
     update: float = 0.5  # of the products' rate, in a forward and backward pass
     score: float = 0.5  # in a forward pass over whole sequences
     prefill: float = 0.5  # in sampling: of prompts, and of a decode step's products
@@ -16,8 +14,6 @@ class Shares(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """The likely shares, and the lowest and highest measured."""
-
     likely: Shares = Shares()
     quick: Shares = Shares()
     slow: Shares = Shares()

@@ -173,7 +173,6 @@ def target_name(kind: str) -> str | None:
 
 
 def cpu_target(count: int) -> Target:
-    """This machine, shared by `count` devices of one process."""
     memory = host_memory() / count
     cpu_devices(count)  # before anything is measured, or there would be one
     rates = machine_rates()

@@ -117,7 +117,6 @@ class TimeModel(NamedTuple):
         return max(self.read_seconds(part.read), self.matmul_seconds(part.flops, model, "prefill"))
 
     def _sums(self, model: ModelConfig, rows: float, tensor: int) -> float:
-        """The two sums of a layer over the devices that share decoding weights."""
         if tensor == 1:
             return 0.0
         size = ring_bytes("all-reduce", 2 * rows * model.width, tensor)
@@ -176,7 +175,6 @@ def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
 def trained_seconds(
     job: Job, programs: dict[str, Program], target: Target, role: str, passes: UpdateWorkload
 ) -> dict[str, float]:
-    """Scoring and updating, with copies from and to host memory."""
     times, policy = TimeModel(target), job.policies[role]
     state = policy.state
     loss, is_offloaded = policy.config.loss, policy.config.mesh.offload

@@ -17,8 +17,6 @@ from tango_jax.weights.hf_layout import abstract_params
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One kind of exchange between devices."""
-
     kind: str
     size: int  # bytes of the whole array: gathered, before scattering, or summed
     members: tuple[int, ...]  # devices of a group, as places in the mesh

@@ -65,7 +65,6 @@ def _fit(name: str, rank: int, target: Target, machine: Machine, filled: float) 
 
 
 def models_config(name: str, rank: int, machine: Machine) -> ConfigDict:
-    """Both roles on one model, as own_problems sets them, without batch sizes."""
     config, scale = default_config(), machine.scale
     settings = OpenSettings(config, ())
     for role in ROLES:

@@ -68,7 +68,6 @@ Settings = dict[tuple[str, str], Arms]  # (task, setting) -> arms
 
 
 def curves_by_setting(rows: Sequence[Evaluation]) -> Settings:
-    """{(task, setting): {arm: {(start, seed): curve}}}, in the order of the rows."""
     grouped: dict = {}
     for row in rows:
         runs = grouped.setdefault((row.task, row.setting), {}).setdefault(row.arm, {})

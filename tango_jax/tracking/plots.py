@@ -86,7 +86,6 @@ def draw_band(axes: Axes, band: Band, look: Look) -> Line2D:
 
 
 def add_legend(figure: Figure, drawn: Mapping[str, Artist]) -> None:
-    """A legend below the panels, {label: what has it}."""
     if drawn:
         columns = 3 if max(map(len, drawn)) <= MAX_IN_THREE else 2
         figure.legend(drawn.values(), drawn.keys(), fontsize=8, loc="outside lower center", frameon=False,

@@ -206,7 +206,6 @@ def _lines_about(attempt: Mapping[str, Any], files: Mapping[str, Mapping]) -> tu
 
 
 def summary_of(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of summary.json about the last start of a run."""
     names = ("tango_jax", "commit", "dirty", "source", "jax", "platform", "devices")
     last = {name: attempt[name] for attempt in stored.get("attempts", [])[-1:] for name in names}
     return last | {"files": method_digests(stored)}

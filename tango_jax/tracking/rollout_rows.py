@@ -133,7 +133,6 @@ def _notes(row: dict, is_masked: bool) -> list[str]:
 
 
 def _reward(reward: Rewards, b: int) -> dict:
-    """The reward of a response, and its terms, weight x value."""
     terms = [{"name": term.name, "weight": _weight(term.weight, b), "value": _number(term.value[b])}
              for term in reward.terms]  # fmt: skip
     return {"total": _number(reward.reward_B[b]), "terms": terms}

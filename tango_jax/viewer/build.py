@@ -94,7 +94,6 @@ def _check_is_report(path: Path, message: str) -> None:
 def _content(
     runs: Sequence[Run], as_seed: Collection[str]
 ) -> tuple[str, dict[str, str], list[pack.Packed], tuple[str, ...]]:
-    """The title, the payloads without rollouts, all rollouts, and warnings."""
     packed, pages, others = [], [], 0
     for index, run in enumerate(runs):
         judged, grades = [], {}

@@ -82,7 +82,6 @@ def _tells(key: str, arms: Sequence[str], settings: Sequence[dict[str, str]]) ->
 
 
 def warnings(lines: Sequence[Line], as_seed: Collection[str] = ()) -> list[str]:
-    """Sentences about runs that are no independent repetitions, or are from several experiments."""
     told = [text for line in lines for text in (*_equal_seeds(line, as_seed), *_other_starts(line, as_seed),
                                                 *_other_weights(line))]  # fmt: skip
     return told + _other_sources([run for line in lines for run in line.runs])
@@ -98,7 +97,6 @@ def _equal_seeds(line: Line, as_seed: Collection[str]) -> list[str]:
 
 
 def _other_starts(line: Line, as_seed: Collection[str]) -> list[str]:
-    """Runs of one line and data seed that start from different stages 1."""
     drawn_alike = _grouped(line.runs, lambda run: _values(run, ("task.data_seed", *as_seed)))
     found = []
     for key in ANY_PLACE:
@@ -172,7 +170,6 @@ def _short_name(key: str, every: Sequence[str]) -> str:
 
 
 def _as_text(stored: str | None) -> str:
-    """2-6 for a range, the last part of a path."""
     if stored is None:
         return UNSET
     return cut(on_one_line(_words(json.loads(stored))), 40)

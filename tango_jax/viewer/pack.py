@@ -75,7 +75,6 @@ def pack_rollout(run: int, rollout: dict) -> Packed:
 
 
 def flags_of(rollout: dict) -> set[str]:
-    """Properties to filter by, of any of the verifications."""
     solution = rollout["solution"]
     flags = {"truncated"} if solution["is_truncated"] else set()
     return flags.union(*(_flags(solution, item) for item in rollout["verifications"]))

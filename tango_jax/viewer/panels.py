@@ -54,7 +54,6 @@ def rated(name: str, rates: Rates, colour: str, style: str = "-", symbol: str = 
 
 
 def share(name: str, curve: Series, count: int, colour: str, style: str = "-", symbol: str = "circle") -> list[dict]:
-    """A curve of shares among the same number of cases at every point."""
     bounds = np.array([wilson(value, count) for value in curve.y.tolist()]).reshape(-1, 2).T
     return rated(name, Rates(*curve, *bounds, np.full(len(curve.x), count)), colour, style, symbol)
 
@@ -80,7 +79,6 @@ def band(low: Series, high: Series, colour: str) -> list[dict]:
 
 
 def bars(name: str, curve: Series | Rates, colour: str, pattern: str = "") -> list[dict]:
-    """Bars for stacking, told apart by pattern as well as by colour."""
     if not len(curve.x):
         return []
     lines = {"shape": pattern, "size": 6, "solidity": 0.25, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.75)"}
