@@ -30,4 +30,4 @@ def solve_with_gold_steps(t: Turn) -> Lesson:
     alpha = alpha_of(t.generator_step, t.rl, share_of_one_outcome(t, solutions))
     steps_BT = t.algorithm.step(steps, solutions)
     terms = {"outcome": (1 - alpha, t.algorithm.outcome(reward, solutions)), "steps": (alpha, steps_BT)}
-    return Lesson(solutions, reward, terms, step_metrics([steps], alpha, steps_BT, solutions), step_rewards=[steps])
+    return Lesson(solutions, reward, terms, step_metrics([steps], alpha), step_rewards=[steps])

@@ -6,7 +6,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.method.turn import Turn
-from tango_jax.records import Responses, Rewards, Solution, StepRewards, Term
+from tango_jax.records import Lesson, Responses, Rewards, Solution, StepRewards, Term
 from tango_jax.rl.rewards import generator_outcome_reward_B, step_reward_BT, verifier_reward_B
 
 Labels = Sequence[tuple[bool | None, ...] | None]  # of each step of B solutions; None: a solution without step rewards
@@ -76,21 +76,26 @@ def step_rewards(t: Turn, solutions: Responses, labels: Labels) -> StepRewards:
     return StepRewards(reward_BT, is_end_BT, of_steps)
 
 
-def step_metrics(
-    rewards: Sequence[StepRewards], alpha: float | np.ndarray, steps_BT: np.ndarray, solutions: Responses
-) -> dict[str, float]:
-    """One reward per verification of a solution; advantages are [B, T]."""
-    ends_B = np.array([len(solution.step_ends) for solution in solutions])
-    has_steps_B = np.any([one.is_end_BT.any(axis=1) for one in rewards], axis=0)
-    correlation = step_count_corr(steps_BT[:, 0], ends_B, has_steps_B, solutions.groups())
+def step_metrics(rewards: Sequence[StepRewards], alpha: float | np.ndarray) -> dict[str, float]:
+    """Of step rewards, one for each verification of a solution, and their weight."""
     approved = [value > 0 for one in rewards for steps in one.of_steps if steps for value in steps]
     return {
-        **({} if correlation is None else {"generator/step_count_corr": correlation}),
         **({"generator/steps_approved": np.mean(approved)} if approved else {}),
         "generator/alpha": float(np.max(alpha)),
         "generator/reward/step": np.mean([one.reward_BT.sum(axis=1).mean() for one in rewards]),
         "generator/step_rewarded_share": np.mean([one.is_end_BT.any(axis=1).mean() for one in rewards]),
     }
+
+
+def step_count_metrics(lesson: Lesson) -> dict[str, float]:
+    """`step_count_corr` of a lesson with step rewards and a term "steps"; nothing of others."""
+    if not lesson.step_rewards or "steps" not in lesson.terms:
+        return {}
+    count_B = np.array([len(solution.step_ends) for solution in lesson.responses])
+    has_steps_B = np.any([one.is_end_BT.any(axis=1) for one in lesson.step_rewards], axis=0)
+    adv_B = np.asarray(lesson.terms["steps"][1])[:, 0]
+    correlation = step_count_corr(adv_B, count_B, has_steps_B, lesson.responses.groups())
+    return {} if correlation is None else {"generator/step_count_corr": correlation}
 
 
 def step_count_corr(

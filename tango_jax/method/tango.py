@@ -23,7 +23,7 @@ def solve(t: Turn) -> Lesson:
     steps_BT = average_over_verifications([t.algorithm.step(one, solutions) for one in steps])
     alpha = alpha_of(t.generator_step, t.rl, share_of_one_outcome(t, solutions))
     terms = {"outcome": (1 - alpha, outcome_BT), "steps": (alpha, steps_BT)}
-    return Lesson(solutions, reward, terms, step_metrics(steps, alpha, steps_BT, solutions), step_rewards=steps)
+    return Lesson(solutions, reward, terms, step_metrics(steps, alpha), step_rewards=steps)
 
 
 def judge(t: Turn) -> Lesson:

@@ -121,7 +121,7 @@ def solve(t: Turn) -> Lesson:
     steps_BT = average_over_verifications([t.algorithm.step(one, solutions) for one in steps])
     alpha_B = alpha_of(t.generator_step, t.rl, share_of_one_outcome(t, solutions)) * trust_B
     terms = {"outcome": (1 - alpha_B, outcome_BT), "steps": (alpha_B, steps_BT)}
-    metrics = step_metrics(steps, alpha_B, steps_BT, solutions) | choice.metrics(t.rl)
+    metrics = step_metrics(steps, alpha_B) | choice.metrics(t.rl)
     memory = t.memory
     if t.rl.trust and len(judged):
         evidence = Evidence(*memory.evidence).after_solving(*_verdicts(judged.records))

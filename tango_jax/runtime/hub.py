@@ -80,12 +80,12 @@ def _explain(error: Exception, hub_id: HubId, repo_type: str | None, fallback: s
         other = ", or name one of its files" if is_data else ""
         return f"it has no revision {hub_id.revision or fallback}", f"name a commit, tag or branch that it has{other}"
     is_refused = isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code in (401, 403)
+    here = "" if is_data else "no folder of that name is here, and "
     if is_refused or isinstance(cause, errors.RepositoryNotFoundError):
-        here = "" if is_data else "no folder of that name is here, and "
         return (f"{here}the hub has no such {'data set' if is_data else 'model'}, or you may not read it",
                 f"check the name, ask for access at {page}, and log in (hf auth login) or set HF_TOKEN, {elsewhere}")
     if isinstance(cause, errors.OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE is set, and its files are not in the cache", f"unset it, {elsewhere}"
+        return f"{here}HF_HUB_OFFLINE is set, and its files are not in the cache", f"unset it, {elsewhere}"
     if isinstance(cause, errors.HFValidationError):
         return text, "check the name"
     if isinstance(cause, OSError) and cause.errno is not None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tango_jax.method.dynamic_sampling import over_batches
+from tango_jax.method.rewards import step_count_metrics
 from tango_jax.method.turn import Turn
 from tango_jax.records import Lesson, Responses, Solution
 from tango_jax.runtime.checks import require
@@ -38,6 +39,7 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
         own |= {f"{prefix}{name}": value for name, value in scores.items()}
         if prefix == "verifier/judged_":
             own["verifier/judged_solutions_correct"] = np.mean([one.of.is_correct for one in records])
+    own |= step_count_metrics(lesson)
     metrics: dict[str, float] = {}
     of_responses = [over_batches([one.metrics for one in same]) for same in by_name.values()]
     for part in (*of_responses, own, t.metrics, lesson.reward.metrics, lesson.metrics, updates):

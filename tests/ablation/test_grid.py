@@ -126,7 +126,7 @@ def test_what_stage_one_is_said_not_to_depend_on_does_not_change_it(tmp_path):
     other = with_settings(base, {key: value for key, value in changed.items() if value is not None})
     validate(other)
     assert stage_one_facts(other) == stage_one_facts(base)
-    assert sum(flatten(other)[key] != flatten(base)[key] for key in changed) > 50
+    assert sum(flatten(other)[key] != flatten(base)[key] for key in changed) > 40
     assert trained(base, tmp_path / "base") == trained(other, tmp_path / "other")
 
 
@@ -258,7 +258,7 @@ def test_the_settings_of_a_run_serve_as_a_config(tmp_path):
 
 @pytest.mark.parametrize("text, message", [
     ("{", r"config\.json cannot be read \("), ("[1]", r"config\.json holds \[1\], and not the settings of a run"),
-    ('{"sed": 1}', r"config\.json has settings that this version does not know \(sed\): use the version"),
+    ('{"sed": 1}', r"config\.json has settings that this version does not know \(sed=1\): use the version"),
     ('{"seed": "1"}', r"config\.json: seed='1' must be of type int"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_read_are_named(tmp_path, text, message):

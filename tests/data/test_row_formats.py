@@ -106,7 +106,7 @@ def test_tablebench_shows_the_table():
 
 
 @pytest.mark.parametrize("row_format, fields, message", [
-    ("math", {"text": "Q", "gold": 1}, "'question' is missing; keys found: text, gold; keys wanted: question or problem, and answer"),  # noqa: E501
+    ("math", {"text": "Q", "gold": 1}, "'question' is missing; keys found: text, gold; keys wanted of a row in the format math: question or problem, and answer"),  # noqa: E501
     ("math", {"question": "Q"}, "'answer' is missing; keys found: question"),
     ("math", {"question": "Q", "answer": None}, "'answer' is null"),
     ("math", {"question": 5, "answer": 5}, "'question' must be a non-empty string, not 5"),
