@@ -110,8 +110,8 @@ class RunLog:
         return self._writer.position()
 
     def close(self, has_failed: bool = False) -> None:
-        """Raises ValueError if metrics.jsonl was changed since the last checkpoint."""
-        if not hosts.is_first():
+        """Raises ValueError if metrics.jsonl was changed since the last checkpoint. A second call does nothing."""
+        if not hosts.is_first() or self._writer.is_closed:
             return
         try:
             if not has_failed:

@@ -66,6 +66,10 @@ class MetricsWriter:
                              f"the run had written {self._size}. Restore it from a copy; the same command then "
                              "resumes from the last checkpoint")
 
+    @property
+    def is_closed(self) -> bool:
+        return self._file.closed
+
     def close(self) -> None:
         self._file.close()
 
