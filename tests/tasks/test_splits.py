@@ -68,8 +68,8 @@ def test_a_file_with_one_question_cannot_be_parted():
 
 
 def test_stage_zero_draws_by_question_too():
-    given = problems(50, 2)
-    chosen = validation_questions(given, 0.2, 0)
+    given = problems(500, 2)
+    chosen = validation_questions(given, 0)
     assert len(chosen) == 10 and sum(question_key(problem.question) in chosen for problem in given) == 20
 
 
