@@ -117,7 +117,7 @@ def test_a_run_of_before_there_was_a_choice_goes_on(tmp_path):
 
 @pytest.mark.parametrize("override, message", [
     *((f"verifier.model.{key}=float16", rf"verifier\.model\.{key}='float16' is not one of .*bfloat16: .*loss scaling")
-      for key in ("param_dtype", "compute_dtype", "head_dtype")),
+      for key in ("param_dtype", "compute_dtype")),
     ("generator.mesh.grad_reduce_dtype=float16",
      r"generator\.mesh\.grad_reduce_dtype='float16' is not one of float32, bfloat16"),
 ])  # fmt: skip
