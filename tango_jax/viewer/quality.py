@@ -169,9 +169,9 @@ def _note(run: Run, items: list[Judged]) -> str:
     if not items:
         return "No rollouts of a verifier were dumped by this run, so some charts and tables are missing."
     settings, chosen = run.settings, ""
-    if settings["rl.dynamic_sampling"]:
+    if settings.get("rl.dynamic_sampling"):
         chosen += " Dynamic sampling has chosen them: most groups whose rewards are all alike are not among them."
-    if settings["rl.trust"] or settings["rl.judge"] != "all":
+    if settings.get("rl.trust") or settings.get("rl.judge", "all") != "all":
         chosen += (" In the generator's turns rl.judge and rl.trust choose which solutions are judged, some by their "
                    "grade: the share of correct ones among them is not that of the turn.")
     return (
