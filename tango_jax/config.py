@@ -50,7 +50,7 @@ GONE: dict[str, Any] = {
 
 
 def flatten(config: ConfigDict) -> dict:
-    """{'rl.gamma': 0.8, ...}."""
+    """Settings as a flat dict: {'rl.gamma': 0.8, ...}."""
     flat = {}
     for key, value in config.items():
         nested = flatten(value) if isinstance(value, ConfigDict) else None

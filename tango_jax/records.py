@@ -12,6 +12,8 @@ from flax import struct
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
+    """A problem of a task; the generator's prompt and the grader read it."""
+
     id: str
     question: str
     answer: str  # the gold answer, in the form that the grader expects
@@ -31,7 +33,7 @@ class Rollout:
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """Decoded, parsed and graded (method/texts.py)."""
+    """A generator response, decoded, parsed and graded (method/texts.py)."""
 
     problem: Problem
     text: str
@@ -52,7 +54,7 @@ class Solution:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """Decoded and parsed (method/texts.py)."""
+    """A verifier response, decoded and parsed (method/texts.py)."""
 
     text: str
     judgements: tuple[bool | None, ...]
@@ -66,7 +68,7 @@ class Verification:
 
 
 def problem_of(record: Any) -> Problem:
-    """The first's, of several records."""
+    """The problem that a response or a prompt's parent belongs to; of several records, the first's problem."""
     if isinstance(record, Problem):
         return record
     if isinstance(record, Solution):
@@ -133,6 +135,8 @@ class Term:
 
 
 class Rewards(NamedTuple):
+    """A reward for each of the B responses that a turn trains on."""
+
     reward_B: np.ndarray  # float32
     metrics: dict[str, float]
     terms: tuple[Term, ...] = ()  # what reward_B is the sum of; empty: the report shows it alone
@@ -178,6 +182,9 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
+    """What a turn returns: the responses to train on, their rewards, and the terms whose weighted sum is the advantage
+    of each token."""
+
     responses: Responses  # of the role that is trained, B
     reward: Rewards
     terms: Mapping[str, tuple[float | np.ndarray, np.ndarray]]  # name -> (weight: one or [B], advantage [B, T])
@@ -211,7 +218,7 @@ class Batch:
 
 
 def with_base(base: dict | None, params: dict) -> dict:
-    """What forward passes take. Nothing is copied."""
+    """The parameters of a forward pass: the base with the trained parameters in it. Nothing is copied."""
     if not base:
         return params
     return {**base, "layers": {**base["layers"], **params["layers"]}}
@@ -219,7 +226,8 @@ def with_base(base: dict | None, params: dict) -> dict:
 
 @struct.dataclass
 class TrainState:
-    """What an update (rl/update.py) reads and writes; its buffers are donated. Checkpoints hold all but the base."""
+    """The state that an update (rl/update.py) reads and writes; its buffers are donated. Checkpoints hold all but the
+    base."""
 
     params: Any  # what is trained
     opt_state: Any
@@ -237,6 +245,8 @@ States = dict[str, TrainState]  # by role
 
 @dataclasses.dataclass(frozen=True)
 class TurnResult:
+    """What `loop.turn.run_turn` returns."""
+
     states: States
     metrics: dict[str, float]
     sampled: list[Responses]  # in the order of the calls

@@ -79,7 +79,7 @@ def parse(argv: Sequence[str] | None) -> Options:
 
 
 def report(options: Options) -> tuple[Built, bool]:
-    """What was written, and whether every run is finished."""
+    """Write the report; returns what was written, and whether every run is finished."""
     runs = find_runs(options.runs)
     is_finished = all(run.is_finished for run in runs)
     with known(arms_of_runs(run.workdir for run in runs)):

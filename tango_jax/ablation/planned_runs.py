@@ -132,7 +132,8 @@ def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[st
 
 
 def _stage_one_kind(cell: Cell, arm: str) -> str:
-    """What an arm's stage 1 changes in the cell's: one policy for both roles, or further prompts; empty: nothing."""
+    """How the stage 1 of an arm differs from the cell's: one policy for both roles, or further prompts; empty: it does
+    not."""
     kind = load_method(_of_a_run(cell.config, arm, cell.config.seed)).stage_one_kind
     return kind.removeprefix("one_policy").lstrip(",") if cell.config.verifier.adapter == "generator" else kind
 

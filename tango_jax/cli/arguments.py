@@ -188,5 +188,5 @@ def parse_bool(text: str) -> bool:
 
 
 def _attribute(flag: str) -> str:
-    """--max-new -> max_new."""
+    """The attribute of an option: --max-new -> max_new."""
     return flag.removeprefix("--").replace("-", "_")

@@ -30,7 +30,7 @@ def load_processbench(source: str | Path) -> tuple[ProcessBenchRow, ...]:
 
 
 def solution_text(steps: tuple[str, ...]) -> str:
-    """As a generator would write it, each step unchanged. The answer is not known."""
+    """The solution in tags, as a generator would write it, without an answer, which is not known."""
     blocks = "\n".join(f"<step>{step}</step>" for step in steps)
     return f"<think>\n{blocks}\n</think>"
 

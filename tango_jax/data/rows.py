@@ -130,7 +130,7 @@ def _parse_json(text: bytes, where: str) -> Any:
 
 
 def why_not_json(text: bytes, error: Exception) -> str:
-    """What the text is in place of JSON in UTF-8, and what to do."""
+    """What the text is instead of JSON in UTF-8, and what to do."""
     if text.startswith(_COMPRESSED_MAGIC):
         return "not JSON but a compressed file: unpack it"
     # In UTF-16, every second byte of most letters is 0; a byte-order mark may be missing.

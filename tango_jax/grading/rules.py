@@ -205,7 +205,7 @@ class _Comparison(NamedTuple):
         return self._is_value(gold, exact) and self.library.is_near(exact, decimal, APPROXIMATION)
 
     def _may_be_read(self, gold: str, text: str, is_relation: bool) -> bool:
-        """Rules 6 to 8."""
+        """Whether rules 6 to 8 let the text be parsed."""
         allowed = _ALLOWED | set(_COMMAND.findall(gold))
         if _is_set(gold):
             allowed |= _SET_COMMANDS

@@ -42,7 +42,7 @@ def grade_pair(library: Library, gold: str, answer: str, limit_s: int) -> dict[s
 
 
 def _claim_stdout() -> BinaryIO:
-    """What libraries print is discarded."""
+    """Keep stdout for answers; what libraries print is discarded."""
     replies = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -18,7 +18,7 @@ from tango_jax.runtime.trees import first_not_finite
 
 
 def compile_run(context: RunContext, start: dict, progress: Stage, preemption: hosts.Preemption) -> None:
-    """`start`: weights by role."""
+    """Compile all programs of a run before its first turn. `start`: weights by role."""
     rehearsals = context.method.rehearsals
     hosts.compile_exchange()
     for role, policy in context.policies.items():

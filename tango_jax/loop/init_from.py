@@ -102,7 +102,7 @@ def _what_is_missing(role: str, source: str) -> str:
 
 
 def _settings(source: str) -> dict:
-    """Of the other run; empty if they are missing or cannot be read."""
+    """Settings of the other run; empty if they are missing or cannot be read."""
     try:
         settings = json.loads((Path(source).expanduser() / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -40,7 +40,7 @@ SAVE_S, SAVE_SHARE = 120.0, 20
 
 
 class SftProgress(NamedTuple):
-    """What checkpoints hold beside the state."""
+    """What checkpoints of stage 1 hold beside the state."""
 
     step: int = 0  # updates made
     heldout_loss: float = math.inf  # nats per response token, at the last evaluation
@@ -135,7 +135,7 @@ def _with_base(policy: Policy, params: dict, seed: int, bases: dict) -> dict:
 
 
 def _base_of(policy: Policy, bases: dict) -> dict:
-    """`bases`: those already loaded."""
+    """The base of a policy with adapters. `bases`: those already loaded."""
     model, checkpoint = policy.model_config, policy.config.checkpoint
     own = policy.roles[0] if kind_of(checkpoint) == "workdir" else ""  # each role of a run has its weights
     key = checkpoint, own, model.lora.base_dtype, model.compute_dtype, policy.placement.train

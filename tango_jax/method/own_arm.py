@@ -30,7 +30,7 @@ def arm_name(text: str) -> str:
 
 
 def arm_of(config: ConfigDict) -> Arm:
-    """Raises as `load_arm`."""
+    """The arm that `config.arm` names. Raises as `load_arm`."""
     return load_arm(config.arm)
 
 

@@ -60,7 +60,7 @@ def second_try_reward(t: Turn, tries: Responses) -> Rewards:
 
 
 def second_try_metrics(first: Sequence[Solution], second: Sequence[Solution]) -> dict[str, float]:
-    """By the grade."""
+    """Shares of solutions that were tried again, mended and broken, by the grade."""
     gains = [int(one.is_correct) - int(one.after.of.is_correct) for one in second]
     counts = {"share": len(gains), "mended": gains.count(1), "broken": gains.count(-1),
               "final_accuracy": sum(one.is_correct for one in first) + sum(gains)}  # fmt: skip

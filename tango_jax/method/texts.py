@@ -30,7 +30,8 @@ def build_prompts(policy: Policy, prompt: Prompt, parents: Sequence) -> tuple[li
 def read_responses(
     prompt: Prompt, task: Task, tokenizer: Tokenizer, owners: Sequence, rollout: Rollout
 ) -> tuple[list[Solution] | list[Verification], dict[str, float]]:
-    """Of this process: the records, without their parents (`with_parents`), and counts to be summed over processes."""
+    """Parse the responses of this process: records without their parents (`with_parents`), and counts to be summed over
+    processes."""
     decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
     rows = zip(owners, decoded, rollout.is_truncated_B, strict=True)
     if prompt.role == "verifier":
@@ -70,7 +71,7 @@ def make_solution(
 
 
 def make_verification(judged: Any, text: str, ends: Sequence[int], is_truncated: bool) -> Verification:
-    """Of a solution, a verification, or anything else, of which no steps are expected."""
+    """Parse a verification of a solution; of anything else no steps are expected."""
     steps = judged.steps if isinstance(judged, Solution) else getattr(judged, "blocks", ())
     parsed = parse_verification(text, len(steps), getattr(judged, "format_score", 1.0))
     return Verification(

@@ -35,7 +35,7 @@ class Work(Protocol):
     """Samples, scores and grades for a turn: with policies in the loop, made up in a rehearsal."""
 
     def respond(self, prompt: Prompt, parents: Sequence, samples: int, path: tuple[str | int, ...]) -> Responses:
-        """`path` names the random numbers."""
+        """Sample `samples` responses to each parent. `path` names the random numbers."""
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
         """See `Turn.reference_logps`."""

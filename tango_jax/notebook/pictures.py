@@ -217,7 +217,7 @@ def show(figure: Figure) -> Image:
 
 
 def _page(title: str, height: float) -> tuple[Figure, Axes]:
-    """Units: characters across, lines down."""
+    """An empty page, in characters across and lines down."""
     figure = make_figure("", WIDTH_INCHES, LINE_INCHES * (height + 0.4), DPI, layout="none")
     axes = figure.add_axes((0.01, 0, 0.98, 1))
     axes.set_xlim(0, COLUMNS + 1)

@@ -72,7 +72,7 @@ def head_flops(model: ModelConfig, tokens: float) -> float:
 
 
 def num_parameters(model: ModelConfig) -> int:
-    """Without norms and biases."""
+    """Parameters of a model, without norms and biases."""
     D, F, H, K, E = model.width, model.mlp_width, model.num_heads, model.num_kv_heads, model.head_dim
     embeddings = model.vocab_size * D * (1 if model.tied_head else 2)
     return embeddings + model.num_layers * (2 * D * E * (H + K) + 3 * D * F)

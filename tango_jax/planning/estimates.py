@@ -116,7 +116,7 @@ def layer_bytes(model: ModelConfig, tokens: float, pairs: float, tensor: int) ->
 
 
 def logits_bytes(model: ModelConfig, tokens: float, tensor: int) -> float:
-    """float32[tokens, V]."""
+    """Bytes of float32 logits [tokens, V]."""
     return 4 * tokens * model.vocab_size / head_parts(model, tensor)
 
 

@@ -97,7 +97,7 @@ class SizedPolicy:
 
     @functools.cached_property
     def batch(self) -> Batch:
-        """What an update gets, the longest prompt among its sequences."""
+        """The batch of an update in which a prompt has the greatest length allowed."""
         prompts = prompts_per_minibatch(self.rl.prompts_per_step, self.processes, self.config.loss.minibatches)
         sequences, longest = prompts * self.rl.samples_per_prompt, self.config.max_prompt
         shards = self.placement.num_local_shards

@@ -49,7 +49,7 @@ PHASES_OF = {"sampling": sampling_phases, "training": training_phases}
 
 
 def resident(job: Job, name: str, busy: str = "", with_reference: bool = False, with_moments: bool = False) -> Phase:
-    """What is always on a device. With `mesh.offload`, moments and references of the `busy` role alone."""
+    """Bytes that are always on a device. With `mesh.offload`, moments and references only of the `busy` role."""
     parameters, optimizer, is_shared = 0, 0, shares_policy(job.config)
     for role, policy in job.policies.items():
         if is_shared and role != ROLES[0]:

@@ -31,7 +31,7 @@ def plan_source(config: ConfigDict, role: str) -> Source:
 
 
 def blank_tokenizer(model: ModelConfig) -> Tokenizer:
-    """As many ids as the model has; it cannot read or write text."""
+    """A tokenizer with as many ids as the model; it cannot read or write text."""
     return Tokenizer(lambda text: [0], (b"",) * model.vocab_size, bos_ids=(), stop_ids=(0,))
 
 

@@ -55,7 +55,7 @@ NOTHING: Measured = MappingProxyType({})
 
 
 def response_lengths(config: ConfigDict, count: int, filled: float, measured: Lengths | None) -> np.ndarray:
-    """The longest first."""
+    """Assumed lengths of responses, the longest first."""
     longest, mean = measured or (config.max_response, filled * config.max_response)
     return evenly_spaced_lengths(count, longest, mean / longest)
 

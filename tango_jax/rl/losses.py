@@ -19,7 +19,7 @@ MAX_EXPONENT = 20.0
 
 
 class LossTokens(NamedTuple):
-    """What a loss term sees of each token, [B, T]. Gradient flows through logp and the entropy."""
+    """What a loss term gets for each token, [B, T]. Gradient flows through logp and the entropy."""
 
     logp_BT: jax.Array  # float32, of the policy; 0 off the actions
     old_logp_BT: jax.Array  # float32, of the policy before the first update of the batch

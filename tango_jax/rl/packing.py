@@ -69,7 +69,7 @@ def pack_shape(role_config: ConfigDict) -> PackShape:
 
 
 def sft_pack_shape(role_config: ConfigDict) -> PackShape:
-    """Every prompt has one response."""
+    """The shape of packed SFT batches, in which every prompt has one response."""
     length = role_config.sft.pack_length or role_config.max_prompt + role_config.max_response
     return PackShape(length, role_config.sft.rows_per_micro_batch)
 

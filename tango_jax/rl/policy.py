@@ -200,7 +200,7 @@ def make_policies(config: ConfigDict, is_shared: bool) -> dict[str, Policy]:
 
 
 def loss_config(role: str, config: ConfigDict) -> LossConfig:
-    """Raises ValueError as `load_loss_term`."""
+    """Settings of the loss. Raises ValueError as `load_loss_term`."""
     loss = config.loss
     return LossConfig(
         temperature=config.temperature,

@@ -67,7 +67,7 @@ class Checkpointer:
         self._newest = hosts.from_first(max(complete_steps(self._directory), default=NO_STEP))
 
     def steps(self) -> list[int]:
-        """Ascending; some may be damaged."""
+        """Numbers of the saved steps, ascending; some may be damaged."""
         return complete_steps(self._directory)
 
     def latest_step(self) -> int | None:

@@ -88,7 +88,7 @@ def cut(text: str, most: int = 80) -> str:
 
 
 class SettingsError(ValueError):
-    """A line for each mistake."""
+    """Mistakes in the settings, one line each."""
 
     def __init__(self, messages: Iterable[str]):
         self.messages = tuple(messages)

@@ -140,7 +140,7 @@ def check_devices() -> None:
 
 
 def is_alone() -> bool:
-    """Works without a device."""
+    """Whether this is the only process; works without a device."""
     try:
         return jax.process_count() == 1
     except _NO_DEVICE:
@@ -148,7 +148,7 @@ def is_alone() -> bool:
 
 
 def own_part(items: Sequence) -> Sequence:
-    """This process's consecutive share."""
+    """This process's consecutive share of the items."""
     start, stop = own_range(len(items))
     return items[start:stop]
 

@@ -74,7 +74,7 @@ def pad_request(request: SampleRequest, num_prompts: int, prompt_bucket: int) ->
 
 
 def check_finite(logps: Sequence[np.ndarray], temperature: float) -> None:
-    """FloatingPointError: log-probs are not finite."""
+    """Raise FloatingPointError if log-probs are not finite."""
     broken = [b for b, row in enumerate(logps) if not np.isfinite(row).all()]
     if broken:
         raise FloatingPointError(

@@ -49,7 +49,7 @@ def sum_over_rows(values: Any, mesh: Mesh | None) -> Any:
 
 
 def max_over_rows(values: Any, mesh: Mesh | None) -> Any:
-    """Not differentiable."""
+    """The maximum over the mesh axes of rows; not differentiable."""
     return values if mesh is None or mesh.size == 1 else jax.lax.pmax(jax.lax.stop_gradient(values), BATCH_AXES)
 
 
@@ -77,7 +77,7 @@ def mean_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
 
 
 def max_over_tensor(x: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Not differentiable."""
+    """The maximum over the tensor axis; not differentiable."""
     x = jax.lax.stop_gradient(x)
     return x if tensor_size(mesh) == 1 else jax.lax.pmax(x, "tensor")
 

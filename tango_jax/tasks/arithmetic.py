@@ -17,7 +17,7 @@ def numbers_in(text: str) -> list[Fraction]:
 
 
 def replace_numbers(text: str, replacement: Mapping[Fraction, Fraction]) -> str:
-    """Thousands separators stay."""
+    """Replace numbers in a text; thousands separators stay."""
 
     def replace(match: re.Match) -> str:
         new = replacement.get(_value(match[0]))

@@ -24,5 +24,5 @@ EASY_ERROR = 0.02  # error rate of the synthetic teachers on what is not hard
 
 
 def example_rng(seed: int, split: str, index: int, stream: int = 0) -> np.random.Generator:
-    """Another `stream` gives other examples."""
+    """The random generator of an example. Another `stream` gives other examples."""
     return np.random.default_rng((seed, SPLITS[split], index, stream))

@@ -84,7 +84,7 @@ def _unknown_notes(config: ConfigDict, task: Task, tokenizers: dict[str, Tokeniz
 
 
 def example_solution(config: ConfigDict) -> tuple[Problem, str] | None:
-    """Of a synthetic task; None for others, whose files may be gone."""
+    """A held-out problem with a solution, of a synthetic task; None for others, whose files may be gone."""
     return _make_synthetic(config).pool_solution(0) if config.task.name in SYNTHETIC else None
 
 
@@ -95,7 +95,7 @@ def tokenizer_model(config: ConfigDict) -> bytes:
 
 
 def example_problem(config: ConfigDict) -> Problem | None:
-    """Of a synthetic task; None for others, whose files may be gone."""
+    """A problem of a synthetic task; None for others, whose files may be gone."""
     return _make_synthetic(config).train_problem(0) if config.task.name in SYNTHETIC else None
 
 

@@ -127,7 +127,7 @@ def _pairs(merges: Sequence[str], vocab: dict[str, int]) -> list[tuple[str, str]
 
 
 def _merges_of_scores(pieces: Pieces, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """The highest score first."""
+    """Merges by their scores, the highest first."""
     normal = {text: score for text, kind, score in zip(*pieces, scores, strict=True) if kind == PieceKind.NORMAL}
     merges = []
     for text, _ in sorted(normal.items(), key=lambda item: -item[1]):

@@ -293,7 +293,7 @@ def _token_text(token: str | dict | None) -> str | None:
 
 
 def _chat_template(folder: Path, settings: dict) -> str | None:
-    """Of several named templates, the default."""
+    """The chat template; where there are several, the default one."""
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8-sig")
     template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")

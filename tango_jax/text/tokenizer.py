@@ -49,7 +49,7 @@ class Tokenizer:
         return re.sub(pattern, lambda match: f"{match[0][0]} {match[0][1:]}" if len(match[0]) > 1 else "", text)
 
     def encode_response(self, text: str) -> list[int]:
-        """Ends with the stop id."""
+        """Token ids of a response, with the stop id at the end."""
         ends = tuple(filter(None, self.special_texts))  # such as the end of a turn, which files often keep
         while ends and text.rstrip().endswith(ends):
             text = text.rstrip()

@@ -205,7 +205,7 @@ def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> 
 
 
 def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
-    """Of each digest of a row: (which runs must have the same, the digest, how they differ otherwise)."""
+    """For each digest of a row: which runs must have the same, the digest, and how they differ otherwise."""
     side_by_side, pair = (row.task, row.setting), (row.task, row.setting, row.start, row.seed)
     found = [
         (("setup", *side_by_side), row.setup, f"had {SETUP_IN_WORDS}"),

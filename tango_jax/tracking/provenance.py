@@ -153,7 +153,7 @@ def _weights(config: ConfigDict) -> dict[str, str]:
 
 
 def read_provenance(workdir: Path) -> dict[str, Any]:
-    """What is stored in a workdir; {} without a file. Raises ValueError for a damaged file."""
+    """The stored provenance of a workdir; {} without a file. Raises ValueError for a damaged file."""
     return _read(workdir / PROVENANCE)
 
 

@@ -153,7 +153,7 @@ def _at_most(packed: list[pack.Packed], count: int) -> list[pack.Packed]:
 
 
 def _within(packed: list[pack.Packed], room: int) -> tuple[list[pack.Packed], dict[str, str]]:
-    """As many rollouts as fit into `room` bytes of the page, and their payloads."""
+    """The rollouts that fit into `room` bytes of the page, and their payloads."""
     kept = packed
     while True:
         chunks = {f"chunk-{index}": chunk for index, chunk in enumerate(pack.chunks_of(kept))}

@@ -152,7 +152,7 @@ def _names(runs: Sequence[Run]) -> str:
 
 
 def _compared(run: Run, as_seed: Collection[str]) -> dict[str, str]:
-    """What must be equal within a line: settings, as JSON, and digests of the files that change the method."""
+    """What is equal within a line: settings, as JSON, and digests of the files that change the method."""
     files = {f"{key} file": json.dumps(digest[:8]) for key, digest in method_digests(run.provenance).items()}
     items = [(key, float(value) if type(value) is int else value) for key, value in sorted(run.settings.items())]
     return files | {key: json.dumps(value, default=list) for key, value in items

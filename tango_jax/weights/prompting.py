@@ -9,7 +9,7 @@ PROMPTING_FILE = "prompting.json"
 
 
 class Example(NamedTuple):
-    """What a model card's code samples for."""
+    """The problem that the code of a model card samples for."""
 
     problem: str = "What is 3 + 4?"
     solution: str = r"<think><step>3 + 4 = 7</step></think><answer>\boxed{7}</answer>"  # for a verifier to judge
@@ -52,7 +52,8 @@ class Prompting(NamedTuple):
 
 
 def read_prompting(folder: Path) -> Prompting | None:
-    """What an export wrote into its folder; None elsewhere. ValueError: a file is damaged or missing."""
+    """The prompting that an export wrote into its folder; None elsewhere. Raises ValueError if a file is damaged or
+    missing."""
     path = folder / PROMPTING_FILE
     if not path.is_file():
         return None

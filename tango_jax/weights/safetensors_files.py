@@ -126,7 +126,7 @@ def _read_index(file: Path) -> dict[str, str]:
 
 
 def instead_of_weights(folder: Path) -> str | None:
-    """What else to do with a folder without weights; None: it has them."""
+    """What to do with a folder that has no weights; None: it has them."""
     if (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file():
         return None
     here = sorted(path.name for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pth", ".gguf"))
