@@ -72,7 +72,8 @@ class Advantages:
         """Advantages by the rewards of the steps (`loss.step_norm`); raises as `outcome`."""
         if self.config.loss.step_norm == ELEMENTS:
             return self._by_group(self.algorithm.step_fn, responses, rewards.reward_BT, rewards.is_end_BT)
-        form_fn = functools.partial(step_advantage_BT, self.config.loss.step_norm, self.config.loss.algorithm)
+        form_fn = functools.partial(step_advantage_BT, self.config.loss.step_norm, self.algorithm.baseline_fn,
+                                    not self.algorithm.compares_groups_alone)
         is_right_B = np.array([solution.is_right for solution in responses], bool)
         return self._by_group(form_fn, responses, rewards.reward_BT, rewards.is_end_BT, is_right_B)
 

@@ -82,7 +82,8 @@ def grpo_step_BT(
     """Step advantage of RL Tango with GRPO (arXiv 2505.15034), float32 [B, T].
 
     Every step element is normalised by mean and std of all step elements of its group. A_t is the sum of the normalised
-    elements at positions >= t; 0 off the actions.
+    elements at positions >= t; 0 off the actions. The mean is subtracted once a step: where most steps are approved,
+    solutions with more steps get less, whatever they say (rl/step_norm.py has forms without this bias).
     """
     chex.assert_rank([step_reward_BT, is_step_end_BT, is_action_BT], 2)
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])

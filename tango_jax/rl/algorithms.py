@@ -11,6 +11,7 @@ import chex
 import numpy as np
 
 from tango_jax.rl import advantages
+from tango_jax.rl.step_norm import leave_one_out_baseline, standard_baseline
 from tango_jax.runtime.checks import meant
 from tango_jax.runtime.user_code import is_user_code, load_object
 
@@ -33,7 +34,8 @@ class Algorithm(NamedTuple):
         step_fn(step_reward_BT, is_step_end_BT, is_action_BT, M, loss)
 
     `has_signal_fn(reward_PM)`: bool [P], groups with an outcome advantage. `compares_groups_alone`: no group depends on
-    the others, so groups may differ in size.
+    the others, so groups may differ in size. `baseline_fn(scores, loss)`: (baselines, scale) by which the forms of
+    step_norm.py compare solutions; None: the algorithm has no such form.
     """
 
     outcome_fn: Callable[[np.ndarray, np.ndarray, int, Any], np.ndarray]
@@ -41,6 +43,7 @@ class Algorithm(NamedTuple):
     has_signal_fn: Callable[[np.ndarray], np.ndarray] = differs_within_group_P
     formula: str = ""
     compares_groups_alone: bool = False
+    baseline_fn: Callable[[np.ndarray, Any], tuple[np.ndarray, float]] | None = None
 
 
 def _on_actions(adv_B: np.ndarray, is_action_BT: np.ndarray) -> np.ndarray:
@@ -55,19 +58,21 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({
         lambda reward_BT, is_end_BT, is_action_BT, M, loss: advantages.grpo_step_BT(
             reward_BT, is_end_BT, is_action_BT, M, loss.use_std),
         formula="(reward - mean) / std of the group, or without the std where use_std is off",
-        compares_groups_alone=True,
+        compares_groups_alone=True, baseline_fn=lambda scores, loss: standard_baseline(scores, loss.use_std),
     ),
     "rloo": Algorithm(
         lambda reward_B, is_action_BT, M, loss: _on_actions(advantages.rloo_outcome_B(reward_B, M), is_action_BT),
         lambda reward_BT, is_end_BT, is_action_BT, M, loss: advantages.rloo_step_BT(
             reward_BT, is_end_BT, is_action_BT, M, loss.step_scale),
         formula="M / (M - 1) x (reward - mean of the group)", compares_groups_alone=True,
+        baseline_fn=lambda scores, loss: leave_one_out_baseline(scores, loss.step_scale),
     ),
     "reinforce_pp": Algorithm(
         lambda reward_B, is_action_BT, M, loss: advantages.reinforce_pp_outcome_BT(reward_B, is_action_BT),
         lambda reward_BT, is_end_BT, is_action_BT, M, loss: advantages.reinforce_pp_step_BT(
             reward_BT, is_end_BT, is_action_BT),
         differs_within_batch_P, "reward, whitened over all tokens of the batch",
+        baseline_fn=lambda scores, loss: standard_baseline(scores, loss.use_std),
     ),
 })  # fmt: skip
 

@@ -102,14 +102,18 @@ def leave_one_out_baseline(scores: np.ndarray, step_scale: float) -> tuple[np.nd
 
 
 def step_advantage_BT(
-    form: str, algorithm: str, step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_right_B: np.ndarray,
-    is_action_BT: np.ndarray, group_size: int, loss: Any,
+    form: str, baseline_fn: Callable[[np.ndarray, Any], tuple[np.ndarray, float]], is_of_batch: bool,
+    step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_right_B: np.ndarray, is_action_BT: np.ndarray,
+    group_size: int, loss: Any,
 ) -> np.ndarray:
-    """The step advantage of a form of FORMS under an algorithm, float32 [B, T].
+    """The step advantage of a form of FORMS, float32 [B, T].
 
-    grpo compares a group's scores by mean and deviation, rloo each with the mean of the others, reinforce_pp like grpo
-    over the whole batch. `among_equals` compares right solutions with right ones and wrong with wrong (after PAPO,
-    arXiv 2603.26535, and PROGRS, arXiv 2604.02341): no step reward makes a wrong solution better than a right one.
+    `among_equals` compares right solutions with right ones and wrong with wrong (after PAPO, arXiv 2603.26535, and
+    PROGRS, arXiv 2604.02341): no step reward makes a wrong solution better than a right one.
+
+    Args:
+        baseline_fn: (scores, loss) -> (what is subtracted from each score, what the difference is divided by).
+        is_of_batch: the scores of the whole batch are compared, not those of a group.
     """
     chex.assert_equal_shape([step_reward_BT, is_step_end_BT, is_action_BT])
     check_groups(len(step_reward_BT), group_size)
@@ -117,7 +121,7 @@ def step_advantage_BT(
     y_BT = np.where(is_step_end_BT, np.where(step_reward_BT > 0, 1.0, -1.0), 0.0)
     ends_B = [np.flatnonzero(row) for row in is_step_end_BT]
     adv_BT = np.zeros(step_reward_BT.shape, np.float64)
-    size = len(y_BT) if algorithm == "reinforce_pp" else group_size
+    size = len(y_BT) if is_of_batch else group_size
     for start in range(0, len(y_BT), size):
         with_steps = [row for row in range(start, start + size) if ends_B[row].size]
         by_outcome = [[row for row in with_steps if is_right_B[row] == right] for right in (True, False)]
@@ -125,10 +129,7 @@ def step_advantage_BT(
             if not rows:
                 continue
             scores = np.array([score_of(y_BT[row, ends_B[row]]) for row in rows])
-            if algorithm == "rloo":
-                baselines, scale = leave_one_out_baseline(scores, loss.step_scale)
-            else:
-                baselines, scale = standard_baseline(scores, loss.use_std)
+            baselines, scale = baseline_fn(scores, loss)
             for row, baseline in zip(rows, baselines, strict=True):
                 adv_BT[row] = form_fn(y_BT[row], ends_B[row], baseline) / scale
     return (adv_BT * is_action_BT).astype(np.float32)

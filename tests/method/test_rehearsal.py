@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.paths import CONFIGS
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import default_config
 from tango_jax.method import rehearsal
@@ -9,6 +10,8 @@ from tango_jax.method.arms import ARMS
 from tango_jax.method.load import load_method
 from tango_jax.method.rehearsal import made_up_task
 from tango_jax.records import Problem
+from tango_jax.rl.algorithms import ALGORITHMS
+from tango_jax.rl.step_norm import FORMS
 from tango_jax.text.prompts import INFORMED, SECOND_JUDGEMENT, SECOND_TRY
 
 PROBLEM = Problem("p0", "1+1?", "2")
@@ -138,3 +141,11 @@ mine = dataclasses.replace(ARMS["tango"], label="mine", turns={"generator": solv
     calls = load_method(config, task()).rehearsals["generator"].calls
     assert {key: call[1:3] for key, call in calls.items()} == {
         ("generator", 0): (3, 1), ("verifier", 0): (3, 1), ("generator", 1): (3, 2), ("verifier", 1): (6, 1)}
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_every_form_of_step_advantages_passes_the_rehearsal(form, algorithm):
+    """Of whole, empty, right and wrong responses: each token has a finite advantage."""
+    keys = [f"generator.loss.step_norm={form}", f"generator.loss.algorithm={algorithm}"]
+    assert load_method(load_config(str(CONFIGS / "tiny.py"), keys)).rehearsals["generator"].prompts

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tango_jax.config import default_config
 from tango_jax.method.rewards import step_count_corr
 from tango_jax.rl.advantages import grpo_step_BT
+from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.step_norm import FORMS, step_advantage_BT
 
 T = 20
@@ -28,8 +29,9 @@ def advantage(form: str, *labels, algorithm="grpo", right=None, group_size=None,
     loss.update(loss_settings)
     reward_BT, is_end_BT, is_action_BT = steps_of(*labels)
     is_right_B = np.array(right if right is not None else [True] * len(labels))
+    compared = (ALGORITHMS[algorithm].baseline_fn, not ALGORITHMS[algorithm].compares_groups_alone)
     return step_advantage_BT(
-        form, algorithm, reward_BT, is_end_BT, is_right_B, is_action_BT, group_size or len(labels), loss
+        form, *compared, reward_BT, is_end_BT, is_right_B, is_action_BT, group_size or len(labels), loss
     )
 
 
@@ -130,7 +132,10 @@ def test_steps_that_end_in_one_token_count_as_one():
     reward_BT, is_end_BT, is_action_BT = steps_of((1,), (1,))
     reward_BT[0, 1] = 0.0  # one approved and one rejected
     loss = default_config().generator.loss
-    adv_BT = step_advantage_BT("solutions", "grpo", reward_BT, is_end_BT, np.ones(2, bool), is_action_BT, 2, loss)
+    baseline_fn = ALGORITHMS["grpo"].baseline_fn
+    adv_BT = step_advantage_BT(
+        "solutions", baseline_fn, False, reward_BT, is_end_BT, np.ones(2, bool), is_action_BT, 2, loss
+    )
     np.testing.assert_allclose(adv_BT[:, 0], [-0.70711, 0.70711], atol=1e-5)
 
 
