@@ -171,10 +171,10 @@ def run(names: tuple[str, ...], runs: int) -> dict:
 def show(report: dict) -> None:
     rates = report["machine"]
     print(f"machine: {describe_machine()}, {rates['matmul_gflops']:.0f} GFLOP/s float32 matmul, "
-          f"{rates['read_gb_s']:.1f} GB/s read")  # fmt: skip
+          f"{rates['read_gb_s']:.1f} GB/s read")
     for name in filter(report.get, BENCHES):
         figures = (f"{key} {value:,.3g}" if value < 100 else f"{key} {value:,.0f}"
-                   for key, value in report[name].items())  # fmt: skip
+                   for key, value in report[name].items())
         print(f"{name}: {', '.join(figures)}")
     sys.stdout.flush()
 

@@ -60,7 +60,7 @@ TASK: Group = {
     "reading_error": Key(0.55, SHARE, "Synthetic: how often the verifier's teacher misreads a hard letter or swap."),
     "claim_noise": Key(0.15, SHARE, "Synthetic: how often steps in the verifier's stage 1 name a random letter or "
                        "state."),
-}  # fmt: skip
+}
 
 RL: Group = {
     "generator_steps": Key(300, COUNT, "Turns of the generator."),
@@ -96,14 +96,14 @@ RL: Group = {
     "format_weight": Key(0.0, WEIGHT, "Weight of the generator's format score in its reward; it is logged in any "
                          "case."),
     "gamma": Key(0.8, WEIGHT, "Weight of the verifier's format score in its reward."),
-}  # fmt: skip
+}
 
 GENERATE: Group = {
     "samples": Key(1, Range(1, MAX_SAMPLES), "Stage 0: solutions of each problem.", Change.ROUNDING),
     "temperature": Key(0.1, TEMPERATURE, "Stage 0: of sampling.", Change.ROUNDING),
     "problems": Key(0, COUNT_OR_NONE, "Stage 0: problems to solve, drawn at random with seed; 0: all.",
                     Change.ROUNDING),
-}  # fmt: skip
+}
 
 # Runs of an experiment (`python -m tango_jax.ablate`). A run depends on none of these keys.
 ABLATION: Group = {
@@ -116,7 +116,7 @@ ABLATION: Group = {
                 "ablation.arms and ablation.seeds. Empty: one cell. See ablation/grid.py.", Change.EXPERIMENT),
     "workers": Key(1, COUNT, "Runs at a time; above 1, each in a process of its own with its share of the CPU cores.",
                    Change.EXPERIMENT),
-}  # fmt: skip
+}
 
 GROUPS: Group = {
     "seed": Key(0, SEED, "Of everything random in a run."),
@@ -151,7 +151,7 @@ GROUPS: Group = {
                         "compared with the runs in it of other arms with the same task, task.data_seed and seed, made "
                         "without a grid. Empty: none.", Change.WATCHING),
     "ablation": ABLATION,
-}  # fmt: skip
+}
 KEYS: dict[str, Key] = flat_keys(GROUPS)
 
 

@@ -242,7 +242,7 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
     counts = {
         "problems": len(work.problems), "over_long_prompts": work.num_too_long, "solutions": len(rows),
         "correct": sum(row.is_correct for row in rows), **kept.counts, "kept": len(kept.rows),
-    }  # fmt: skip
+    }
     if all(question_key(row.question) in validation for row in kept.rows):
         raise ValueError(f"no solution is left for training ({_words(counts)}): look at the teacher's solutions "
                          f"in {part_path(workdir, 0)}")

@@ -28,7 +28,7 @@ def optimizer_keys(lr: float) -> Group:
                             "where one policy has both roles."),
         "lora_lr": Key(0.0, NOT_NEGATIVE, "Peak learning rate where adapters are trained; 0: ten times lr, at any rank "
                        "(LoRA Without Regret, Schulman et al., 2025)."),
-    }  # fmt: skip
+    }
 
 
 LORA: Group = {
@@ -40,7 +40,7 @@ LORA: Group = {
     "base_dtype": Key("", OneOf(("", "float32", "bfloat16", "int8")), "Of the frozen base, which roles with the same "
                       "checkpoint share; int8: with a scale for each output of a layer's matrix; empty: "
                       "compute_dtype."),
-}  # fmt: skip
+}
 
 MODEL: Group = {
     "width": Key(128, COUNT, "Width of the residual stream."),
@@ -78,7 +78,7 @@ MODEL: Group = {
                                "output, or empty for compute_dtype. Embedding and head stay as they are. It needs "
                                "loss.importance_cap, too."),
     "lora": LORA,
-}  # fmt: skip
+}
 
 SFT: Group = {
     "steps": Key(0, COUNT_OR_NONE, "Updates of stage 1; 0: no stage 1."),
@@ -99,7 +99,7 @@ SFT: Group = {
                         "down to zero at sft.steps."),
         "b2": Key(0.999, SHARE_BELOW_ONE, "Decay of the second moment."),
     },
-}  # fmt: skip
+}
 
 LOSS: Group = {
     "algorithm": Key("grpo", None, "How rewards become advantages: grpo, rloo, reinforce_pp, or FILE.py:name of an "
@@ -127,7 +127,7 @@ LOSS: Group = {
     "mask_overlong": Key(False, None, "Mask truncated responses out of the loss."),
     "minibatches": Key(1, COUNT, "Updates of a batch in each epoch."),
     "epochs": Key(1, COUNT, "Times that a batch is used."),
-}  # fmt: skip
+}
 
 MESH: Group = {
     "data": Key(1, DEVICES, "Devices over which the training state is replicated; -1: all remaining devices.",
@@ -142,7 +142,7 @@ MESH: Group = {
                    "state, too.", Change.HARDWARE),
     "grad_reduce_dtype": Key("float32", DTYPE, "In which gradients are reduced over fsdp. bfloat16 halves the traffic, "
                              "but rounds what every device contributes.", Change.HARDWARE),
-}  # fmt: skip
+}
 
 ROLE: Group = {
     # Fields of ModelConfig. A `checkpoint` sets all but the numerics (dtypes, remat, unroll, attentions).
@@ -194,4 +194,4 @@ ROLE: Group = {
     },
     "sft": SFT,
     "mesh": MESH,
-}  # fmt: skip
+}

@@ -75,7 +75,7 @@ def compare(settings: Settings, against: str) -> tuple[str, Figure]:
     and one such reference."""
     tasks = sorted({task for task, _ in settings})
     require(len(tasks) == 1, f"--against={against} compares runs of one task, and the generator learned in these: "
-            f"{', '.join(tasks) or 'none'}. Name the tables of one")  # fmt: skip
+            f"{', '.join(tasks) or 'none'}. Name the tables of one")
     found = {(arm, setting): arms[arm] for (_, setting), arms in settings.items() for arm in in_order(arms)}
     reference = _reference(found, against)
     cut, span = over_same_steps(found)
@@ -101,7 +101,7 @@ def _table(task: str, members: Sequence[Member], reference: Member, span: int, t
     bound = of_setting.get(upper_bound(of_setting))
     titles = ["arm", "runs", "accuracy, start", "mean over steps", "pairs", "over steps", f"minus {reference.arm}",
               *([f"of the gap to {bound.arm}"] if bound else []), f"mean over {tokens / 1000:,.0f}k tokens",
-              f"minus {reference.arm}", "accuracy, end", "1000 tokens in all", "tokens to 0.8, ratio"]  # fmt: skip
+              f"minus {reference.arm}", "accuracy, end", "1000 tokens in all", "tokens to 0.8, ratio"]
     told = ends_text({member.name: member.whole for member in members}, span)
     lines = [f"## {task}: all arms against {reference.name}", "", NOTE, *filter(None, [told]), "", *head(titles)]
     for member in members:
@@ -112,7 +112,7 @@ def _table(task: str, members: Sequence[Member], reference: Member, span: int, t
         cells = [member.name + mark, str(len(last)), f"{_mean(first, 'accuracy'):.3f}",
                  _by_start(measured(member.curves, mean_accuracy)), *over_steps,
                  _by_start(measured(member.curves, lambda curve: mean_over_tokens(curve, tokens))), over_tokens,
-                 f"{_mean(last, 'accuracy'):.3f}", f"{_mean(last, 'sampled_tokens') / 1000:,.0f}", ratio]  # fmt: skip
+                 f"{_mean(last, 'accuracy'):.3f}", f"{_mean(last, 'sampled_tokens') / 1000:,.0f}", ratio]
         lines.append(line(cells))
     return "\n".join(lines) + "\n"
 
@@ -157,7 +157,7 @@ def _draw(task: str, members: Sequence[Member], reference: Member, span: int, to
             ours, theirs = (measured(curves, mean_accuracy) for curves in pairs.arms)
             _draw_row(minus, row, look, pairs.difference(), {unit: ours[unit] - theirs[unit] for unit in ours})
             minus.text(1.02, row, f"{len(pairs.units)} pairs, {pairs.span} steps", fontsize=7, va="center",
-                       transform=minus.get_yaxis_transform())  # fmt: skip
+                       transform=minus.get_yaxis_transform())
     minus.axvline(0.0, color="black", linewidth=0.8)
     names = ("over the generator steps", "over the same tokens", f"minus {reference.name}, by steps")
     for axes, name in zip(figure.axes, names, strict=True):

@@ -40,7 +40,7 @@ NOT_IN_STAGE_ONE = (
         "prompts_per_micro_batch", "reward", "row_buckets", "rows_per_micro_batch", "temperature",
         "top_k", "top_p",
     )),
-)  # fmt: skip
+)
 SHORTENED = ("task.", "rl.")  # left out of the names of cells
 LABEL = re.compile(r"[\w.+-]+")
 MAX_NAME = 200  # characters; file systems allow 255 bytes
@@ -99,7 +99,7 @@ def stage_one_facts(config: ConfigDict) -> dict[str, str] | None:
     facts = {
         key: json.dumps(value, default=list) for key, value in flatten(config).items()
         if not any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
-    }  # fmt: skip
+    }
     if any(not config[role].checkpoint for role in ROLES):  # the sizes of all problems decide on its symbols
         facts["tokenizer"] = hashlib.sha256(tokenizer_model(config)).hexdigest()[:12]
     return facts

@@ -48,7 +48,7 @@ def heading(task: str, setting: str, arms: Arms) -> str:
     units = {unit for curves in arms.values() for unit in curves}
     starts, seeds = {start for start, _ in units}, {seed for _, seed in units}
     counts = ", ".join(f"{len(found)} {name}{'s' * (len(found) > 1)} ({', '.join(map(str, sorted(found)))})"
-                       for name, found in (("start", starts), ("seed", seeds)))  # fmt: skip
+                       for name, found in (("start", starts), ("seed", seeds)))
     return f"{title_of(task, setting)}: {counts}"
 
 
@@ -101,7 +101,7 @@ def head(titles: Sequence[str]) -> list[str]:
 
 def _start(arms: Arms) -> str:
     titles = {"accuracy": "greedy accuracy", "verifier_step_f1": "verifier step F1 on the fixed pool",
-              "verifier_outcome_f1": "outcome F1"}  # fmt: skip
+              "verifier_outcome_f1": "outcome F1"}
     shown = []
     for name, title in titles.items():
         values = [getattr(curve.evaluations[0], name) for curves in arms.values() for curve in curves.values()]
@@ -127,7 +127,7 @@ def _arms_table(arms: Arms) -> list[str]:
     whole = {arm: arms[arm] for arm in in_order(arms)}
     cut, span = over_same_steps(whole)
     lines = head(("arm", "runs", "accuracy, mean", "accuracy, end", f"reached {LEVEL:g}", "steps", "1000 tokens",
-                  "verifier step F1, end", "outcome F1, end", "step F1 on live solutions, sampled"))  # fmt: skip
+                  "verifier step F1, end", "outcome F1, end", "step F1 on live solutions, sampled"))
     for arm, curves in cut.items():
         steps = measured(curves, steps_to) if trains_generator(arm) else {}
         tokens = measured(curves, _thousands_to) if trains_generator(arm) else {}
@@ -166,7 +166,7 @@ def _comparison_table(arms: Arms, names: Sequence[tuple[str, str]], bound: str |
         if not pairs.units:
             continue
         cells = [f"{first} / {second}", *units_text(pairs), ratio_text(pairs, steps_to), ratio_text(pairs, tokens_to),
-                 difference_text(pairs)]  # fmt: skip
+                 difference_text(pairs)]
         if bound:
             cells.append(gap_text(arms[first], arms[second], arms[bound]))
         lines.append(line(cells))

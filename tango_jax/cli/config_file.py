@@ -144,9 +144,9 @@ def _contents() -> dict[str, Any]:
     """{dotted name: value} of the package's modules and their tables."""
     modules = {name: vars(module) for name, module in list(sys.modules.items()) if name.startswith("tango_jax.")}
     tables = {f"{name}.{key}": value for name, names in modules.items() for key, value in names.items()
-              if isinstance(value, dict) and not key.startswith("__")}  # fmt: skip
+              if isinstance(value, dict) and not key.startswith("__")}
     return {f"{name}.{key}": value for name, held in (modules | tables).items() for key, value in held.items()
-            if callable(value) or not str(key).startswith("_")}  # fmt: skip
+            if callable(value) or not str(key).startswith("_")}
 
 
 def stored_config(file: str) -> ConfigDict:

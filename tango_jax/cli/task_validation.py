@@ -51,7 +51,7 @@ def _check_math(config: ConfigDict, mistakes: Mistakes, method: Method | None) -
                          f"{role}.sft.steps={config[role].sft.steps} needs text to imitate: set task.stage_one to "
                          "gsm8k or a file, or the steps to 0")
     for needed, is_needed in (("step labels", method and method.arm.needs_gold_steps),
-                              ("a curriculum", method and "curriculum" in method.streams)):  # fmt: skip
+                              ("a curriculum", method and "curriculum" in method.streams)):
         mistakes.require(not is_needed, f"arm={config.arm} needs a task with {needed}; task.name=math has none: choose "
                          f"another arm, or task.name={' or '.join(SYNTHETIC)}")
     if task.stage_one or not task.test:

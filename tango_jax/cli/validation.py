@@ -19,7 +19,7 @@ from tango_jax.weights.source import fields_of, kind_of, sized_model
 
 SIZES = (
     "max_", "prompt_buckets", "cache_buckets", "row_buckets", "pack_length", "loss.minibatches",
-)  # fmt: skip
+)
 
 
 def validate(config: ConfigDict) -> None:

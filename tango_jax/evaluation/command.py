@@ -76,7 +76,7 @@ class Settings:
     problems: int = _option(0, "of each set, drawn by --seed; 0: all (synthetic: 200)", COUNT_OR_NONE)
     grader: str | None = _option(None, "a function (problem, answer) -> bool that decides what is right, as "
                                  "task.grader does in training (default: answers are compared)",
-                                 metavar="FILE.py:NAME")  # fmt: skip
+                                 metavar="FILE.py:NAME")
     max_prompt: int = _tokens("the generator", 2048)
     max_new: int = _tokens("a response", 2048)
     template: str | None = _option(None, "name or file (default: math, or as in the run)")
@@ -144,7 +144,7 @@ def _parser(doc: str) -> Parser:
         else:
             kind = one.type if one.type in (int, float) else str
             parser.add_argument(f"--{one.name}", *one.metadata["names"], type=kind, default=one.default,
-                                help=one.metadata["help"], **one.metadata["argument"])  # fmt: skip
+                                help=one.metadata["help"], **one.metadata["argument"])
     return parser
 
 def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]:
@@ -258,7 +258,7 @@ def _shards_of(sets: Sequence[EvalSet], kind: type, stage: str, settings: Settin
         Shard(eval_set, eval_set.items[start : start + settings.shard], settings.out, stage, start // settings.shard)
         for eval_set in sets if isinstance(eval_set, kind)
         for start in range(0, len(eval_set.items), settings.shard)
-    ]  # fmt: skip
+    ]
 
 
 def _load_weights(sampler: CheckpointSampler, settings: Settings) -> CheckpointSampler:

@@ -79,7 +79,7 @@ def describe_run(
 def describe_parameters(console: Console, role: str, policy: Policy) -> None:
     shapes = jax.eval_shape(policy.init, np.zeros((2,), np.uint32)).params
     rows = [(name, str(leaf.shape), str(leaf.dtype), int(np.prod(leaf.shape)))
-            for name, leaf in flatten_names(shapes).items()]  # fmt: skip
+            for name, leaf in flatten_names(shapes).items()]
     model = policy.model_config
     reason = policy.config.model.attention == "auto" and why_plain(model, policy.placement.local.devices.flat[0])
     attention = f"{attention_names(model)} ({reason})" if reason else attention_names(model)
@@ -103,7 +103,7 @@ def describe_results(console: Console, config: ConfigDict, workdir: Path, summar
     console.log(f"view the report: {typed_command('report')} {workdir}")
     console.log("files:")
     for name in ("metrics.jsonl", "summary.json", "curves.png", "transcripts.md", "rollouts", "checkpoints",
-                 "sft"):  # fmt: skip
+                 "sft"):
         if (workdir / name).exists():
             console.log(f"  {workdir / name}")
 

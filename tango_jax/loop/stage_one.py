@@ -288,7 +288,7 @@ def _check_made_from(run: SftRun, restored: Restored, directory: Path) -> None:
     if changed:
         own = run.policy.config.adapter not in ("", "generator")
         names = {"examples": "its examples or prompts", "base": "the checkpoint that its adapters belong to",
-                 "start": "the adapters" if own else "the generator's stage 1, which it starts from,"}  # fmt: skip
+                 "start": "the adapters" if own else "the generator's stage 1, which it starts from,"}
         what = " and ".join(names[name] for name in changed)
         raise CheckpointError(
             f"stage 1 of the {run.policy.role}: {what} changed since the checkpoint of step {restored.step} in "

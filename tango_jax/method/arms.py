@@ -17,7 +17,7 @@ TurnFunction = Callable[[Turn], Lesson]
 
 # Okabe-Ito colours, which colour-blind readers can distinguish; line style and marker differ as well, for print.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6E6E6E", "#000000")  # fmt: skip
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6E6E6E", "#000000")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ ARMS: Mapping[str, Arm] = MappingProxyType({
         "a verifier whose verifications are judged as well", "judged verifications",
         Look(BLUE, "-.", "triangle-down"), {"generator": tango.solve, "verifier": relatives.judge_and_be_judged},
     ),
-})  # fmt: skip
+})
 DEFAULT_ARM = next(iter(ARMS))
 
 

@@ -86,7 +86,7 @@ def load_method(config: ConfigDict, task: Task | None = None, is_checked: bool =
     the settings do not suit the turns."""
     arm, algorithms, own_rewards = load_parts(config)
     turns = {role: _named(config, role, turn, _is_own(arm.turns[role]))
-             for role, turn in turns_of(arm, config.rl).items()}  # fmt: skip
+             for role, turn in turns_of(arm, config.rl).items()}
     rehearsed_with, rehearsals = task or made_up_task(example_problem(config)), {}
     for role, turn in turns.items():
         own_reward = own_rewards.get(role) if task else None
@@ -175,7 +175,7 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, mistakes: M
 def check_task(config: ConfigDict, method: Method, task: Task) -> None:
     """Raise ValueError if the task lacks step labels, a curriculum, or a grader that goes by `problem.answer`."""
     needed = {"step labels": ("gold_steps", method.arm.needs_gold_steps),
-              "a curriculum": ("curriculum_problem", "curriculum" in method.streams)}  # fmt: skip
+              "a curriculum": ("curriculum_problem", "curriculum" in method.streams)}
     for what, (field, is_needed) in needed.items():
         require(not is_needed or getattr(task, field) is not None, f"arm={config.arm} needs a task with {what}, and "
                 f"task.name={config.task.name} has none: choose another arm, or give the task a {field}")

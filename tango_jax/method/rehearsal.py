@@ -29,7 +29,7 @@ from tango_jax.text.prompts import Fields, Prompt
 MADE_UP = Problem("made up", "What is 1 + 1?", "2", size=1)
 # The kinds that responses take in turn: all alike, and mixed as in a real turn.
 SCENARIOS = {"right": ("right",), "wrong": ("wrong",), "mixed": ("right", "wrong", "empty", "wrong", "right"),
-             "empty": ("empty",)}  # fmt: skip
+             "empty": ("empty",)}
 WRONG_ANSWER = "made up"
 LONGEST = 128  # tokens of a made-up response
 
@@ -58,13 +58,13 @@ def made_up_task(problem: Problem | None) -> Task:
     """A task of one problem whose steps are all right."""
     problem = problem or MADE_UP
     return Task("made up", "string", 1, lambda _: problem, lambda _: problem, curriculum_problem=lambda _: problem,
-                gold_steps=lambda _, steps: (True,) * len(steps))  # fmt: skip
+                gold_steps=lambda _, steps: (True,) * len(steps))
 
 
 def rehearse(
     turn_fn: Callable[[Turn], Lesson], role: str, config: ConfigDict, algorithm: Algorithm, task: Task,
     own_reward: OwnReward | None = None,
-) -> Rehearsal:  # fmt: skip
+) -> Rehearsal:
     """Run a turn in all SCENARIOS. Raises ValueError: its result does not fit, its calls depend on the responses, or it
     is no function of them."""
     config = _with_short_responses(config)
@@ -86,7 +86,7 @@ def rehearse(
             "graded or agreement (tango_jax.method.rewards), or t.with_own_reward")
     metrics = tuple({**first.metrics, **runs["mixed"].lesson.metrics, **runs["mixed"].lesson.reward.metrics})
     return Rehearsal(calls, sizes.pop(), tuple(first.scored), dict(first.draws), metrics, first.has_labels,
-                     tuple(run.digest for run in runs.values()))  # fmt: skip
+                     tuple(run.digest for run in runs.values()))
 
 
 def _with_short_responses(config: ConfigDict) -> ConfigDict:
@@ -106,7 +106,7 @@ class _Run(NamedTuple):
 def _run(
     turn_fn: Callable[[Turn], Lesson], role: str, config: ConfigDict, algorithm: Algorithm, task: Task,
     own_reward: OwnReward | None, kinds: tuple[str, ...],
-) -> _Run:  # fmt: skip
+) -> _Run:
     phase = role if role == "generator" else "warmup"
     work = _MadeUp(config, task, kinds)
     t = Turn(config, task, Place(0, role, phase, 0), Memory(), algorithm, work, own_reward)
@@ -158,10 +158,10 @@ class _MadeUp:
             tokens=tuple(np.ones(length, np.int32) for length in lengths),
             logps=tuple(np.zeros(length, np.float32) for length in lengths),
             is_truncated_B=np.zeros(len(made), bool), decode_steps=max(lengths), row_steps=max(sum(lengths), 1),
-        )  # fmt: skip
+        )
         metrics = rollout_metrics(prompt.name, rollout)
         return Responses(prompt.role, parents, [[1]] * len(parents), samples, rollout, with_parents(made, owners),
-                         metrics, prompt.name)  # fmt: skip
+                         metrics, prompt.name)
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
         prompt.fields(responses.parents[0], False)
@@ -196,7 +196,7 @@ def _verification(kind: str, num_steps: int, format_score: float, most: int) -> 
     mark = "CORRECT" if kind == "right" else "INCORRECT"
     blocks = f"<step>read \\boxed{{{mark}}}</step>\n" * num_steps
     text = "" if kind == "empty" else (f"<step_verification>\n{blocks}</step_verification>\n"
-                                       f"<final_verification>\\boxed{{{mark}}}</final_verification>")  # fmt: skip
+                                       f"<final_verification>\\boxed{{{mark}}}</final_verification>")
     judged = Solution(MADE_UP, "", ("",) * num_steps, (), format_score, True, None)
     return make_verification(judged, text, _token_ends(text, most), is_truncated=False)
 

@@ -117,7 +117,7 @@ class Turn:
     def __init__(
         self, config: ConfigDict, task: Task, place: Place, memory: Memory, algorithm: Algorithm, work: Work,
         own_reward: OwnReward | None = None, rehearsed: Calls | None = None,
-    ):  # fmt: skip
+    ):
         self.config, self.task, self.memory = config, task, memory
         self.rl = config.rl
         self.role, self.place, self.generator_step = place.role, place, place.generator_step
@@ -229,7 +229,7 @@ class Turn:
             return reward
         own_B = self._own_reward.of_all(responses)
         return Rewards(reward.reward_B + own_B, reward.metrics | {f"{self.role}/reward/own": own_B.mean()},
-                       (*reward.terms, Term(self._own_reward.shown, 1.0, own_B)))  # fmt: skip
+                       (*reward.terms, Term(self._own_reward.shown, 1.0, own_B)))
 
     def _site(self, stream: str) -> int:
         require(stream in STREAMS, f"there is no stream of problems {stream!r}: choose one of {', '.join(STREAMS)}")
@@ -249,7 +249,7 @@ class Turn:
 def cursors_after(rl: ConfigDict, cursors: Mapping[str, int], draws: Mapping[str, int]) -> dict[str, int]:
     """By stream, the problems taken after a turn with these draws."""
     return {**cursors, **{stream: cursors.get(stream, 0) + count * problems_of_a_draw(rl, stream)
-                          for stream, count in draws.items()}}  # fmt: skip
+                          for stream, count in draws.items()}}
 
 
 def problems_of_a_draw(rl: ConfigDict, stream: str) -> int:

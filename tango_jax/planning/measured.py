@@ -55,7 +55,7 @@ def open_run(workdir: str) -> Run:
         raise ValueError(f"{workdir} has no turn of either role in its metrics.jsonl: give a run with some")
     target, devices, processes = _machine(path)
     medians = {role: {phase: statistics.median(row.get(f"time/{phase}_s", 0.0) for row in found) for phase in PHASES}
-               for role, found in turns.items()}  # fmt: skip
+               for role, found in turns.items()}
     lengths = {role: _lengths(found) for role, found in turns.items()}
     return Run(path, config, target, devices, max(1, devices // processes), medians, lengths)
 
@@ -66,7 +66,7 @@ def _lengths(rows: list[dict]) -> dict[str, Lengths]:
         role: Lengths(round(statistics.median(row[f"{role}/length_max"] for row in found)),
                       statistics.median(row[f"{role}/length_mean"] for row in found))
         for role, found in told.items() if found
-    }  # fmt: skip
+    }
 
 
 def _machine(workdir: Path) -> tuple[str, int, int]:
@@ -114,6 +114,6 @@ def beside(run: Run) -> list[PhaseTimes]:
 
 def show(run: Run, found: list[PhaseTimes], console: Console) -> None:
     rows = [(one.role, one.phase, between(quick, slow), likely, one.measured, likely / one.measured)
-            for one in found for quick, likely, slow in [one.predicted]]  # fmt: skip
+            for one in found for quick, likely, slow in [one.predicted]]
     console.table(f"{run.workdir} on {run.devices} x {run.target}: seconds of a turn, the median of its turns",
                   ("turn of the", "phase", "predicted", "most likely", "measured", "likely / measured"), rows)

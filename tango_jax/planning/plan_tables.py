@@ -40,7 +40,7 @@ def as_json(plan: RunPlan) -> dict:
         "notes": options.config.notes.splitlines(),
         "assumptions": assumptions(plan),
         "advice": plan.advice,
-    }  # fmt: skip
+    }
 
 
 def show(plan: RunPlan, console: Console) -> None:

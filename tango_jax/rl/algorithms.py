@@ -74,7 +74,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({
         differs_within_batch_P, "reward, whitened over all tokens of the batch",
         baseline_fn=lambda scores, loss: standard_baseline(scores, loss.use_std),
     ),
-})  # fmt: skip
+})
 
 
 def algorithm_of(name: str, key: str = "loss.algorithm") -> Algorithm:

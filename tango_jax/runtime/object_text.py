@@ -19,7 +19,7 @@ import numpy as np
 
 # Types of module values that count; others, such as a console, are no part of a method.
 _READ = (bool, int, float, complex, str, bytes, types.NoneType, np.ndarray, np.generic, jax.Array, tuple, list, set,
-         frozenset, Mapping, types.FunctionType, type, functools.partial)  # fmt: skip
+         frozenset, Mapping, types.FunctionType, type, functools.partial)
 _INSTALLED = {Path(__file__).parents[1], *map(Path, sysconfig.get_paths().values())}
 
 

@@ -147,7 +147,7 @@ def sources(key: str, text: str) -> list[Source]:
     paths = [local_path("path", one) for one in dict.fromkeys([named, *filter(None, written)])]
     package = Path(__file__).parents[1]  # whose source the commit tells
     return [Source(path.absolute(), path.read_bytes()) for path in paths
-            if path.is_file() and package not in path.absolute().parents]  # fmt: skip
+            if path.is_file() and package not in path.absolute().parents]
 
 
 def _functions_in(value: Any) -> Iterator[Callable]:

@@ -81,7 +81,7 @@ def _mistake(name: str, result: Any, args: tuple) -> str:
         return "" if is_right else f"it must return None, or a tuple of {len(args[1])} bools: one for each step"
     if name == "step_kinds":
         is_right = (isinstance(result, tuple) and len(result) == len(args[1])
-                    and all(isinstance(kind, str) for kind in result))  # fmt: skip
+                    and all(isinstance(kind, str) for kind in result))
         return "" if is_right else f"it must return a tuple of {len(args[1])} texts: one for each step"
     if name == "is_correct":
         return "" if is_grade(result) else "it must return True or False"

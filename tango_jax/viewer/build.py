@@ -23,7 +23,7 @@ from tango_jax.viewer import charts, comparison, pack, quality
 from tango_jax.viewer.runs import Run
 
 SCRIPTS = ("text", "data", "list", "filters", "controls", "arithmetic", "paint", "rollout", "compare", "viewer",
-           "charts", "main")  # fmt: skip
+           "charts", "main")
 MAX_ROLLOUTS = 20_000
 MAX_BYTES = 19_000_000  # size limit of the page
 BUNDLE_CHUNK = 512  # rollouts in a file of a bundle
@@ -42,7 +42,7 @@ class Built(NamedTuple):
 def build_page(
     runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS, max_bytes: int = MAX_BYTES,
     as_seed: Collection[str] = (),
-) -> Built:  # fmt: skip
+) -> Built:
     """Write the report; rollouts beyond either limit are left out, evenly.
 
     `as_seed`: settings, besides the seed, in which runs of one line of the comparison may differ. Raises ValueError if
@@ -183,7 +183,7 @@ def _policy(scripts: Sequence[str], style: str, script_sources: str) -> str:
     return "; ".join([
         "default-src 'none'", f"script-src {sources}", f"style-src {_source_hash(style)} {_source_hash('')}",
         "img-src data:", "base-uri 'none'", "form-action 'none'",
-    ])  # fmt: skip
+    ])
 
 
 def _source_hash(text: str) -> str:

@@ -86,7 +86,7 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
             panel("Agreement with gold steps", f"For steps with a known label, in {_whose(items)}.", steps, TURN,
                   score=True),
         ]
-    )  # fmt: skip
+    )
 
 
 def confusion_tables(items: list[Judged]) -> list[dict]:
@@ -149,7 +149,7 @@ def _matrix(caption: str, of: str, counts: dict, filters: dict[tuple[str, str], 
         for name, count in row.items():
             chosen = UNUSABLE.get(name) or filters.get((label, name))
             cells.append({"name": name, "count": count, "part": count / max(1, total), "share": _told(count, total),
-                          "link": f"only={chosen}{grade}&role={role}" if chosen else ""})  # fmt: skip
+                          "link": f"only={chosen}{grade}&role={role}" if chosen else ""})
         rows.append({"label": label, "total": total, "cells": cells})
     return {"caption": caption, "of": of, "rows": rows}
 

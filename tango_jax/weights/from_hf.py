@@ -252,7 +252,7 @@ def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredT
     expected = {name: shape for name, (_, _, shape) in hf_layout.stored_tensors(config).items()}
     head = LAYOUTS["head"].name  # with a tied head, a second copy of the embedding
     found = {name: tensor.shape for name, tensor in tensors.items()
-             if not _LEFTOVERS.fullmatch(name) and not (config.tied_head and name == head)}  # fmt: skip
+             if not _LEFTOVERS.fullmatch(name) and not (config.tied_head and name == head)}
     missing, problems = tensor_problems(found, expected)
     if problems:
         hint = "the weights and config.json do not belong together"

@@ -69,7 +69,7 @@ def test_overrides_take_the_type_of_the_default(small):
         "generator.use_chat=false", "verifier.use_chat=TRUE", "verifier.row_buckets=(2,4)",
         "generator.prompt_buckets=[8, 16]",
         "verifier.cache_buckets=()", "ablation.arms=('tango','grpo')", "compile_cache=", "generator.sft.optimizer.lr=1",
-    ])  # fmt: skip
+    ])
     assert config.seed == 7
     assert config.rl.gamma == 1.0 and isinstance(config.rl.gamma, float)
     assert (config.rl.alpha_final, config.rl.generator_steps, config.arm) == (0.002, 12, "grpo")
@@ -115,7 +115,7 @@ def test_an_override_may_hold_an_equals_sign(small):
     ("=1", r"unknown config key ''"),
     ("generator.row_buckets=8", r"must be of type tuple, like its default \(4, 8\)"),
     ("generator.row_buckets=8 16", r"must be of type tuple"),
-])  # fmt: skip
+])
 def test_a_mistaken_override_says_what_is_wrong(small, override, message):
     with pytest.raises(ValueError, match=message):
         load_config(small, [override])
@@ -126,7 +126,7 @@ def test_a_mistaken_override_says_what_is_wrong(small, override, message):
     (SMALL.replace("config.seed", "config.sed"), "sed"),
     (SMALL.replace("int(argument or 0)", "argument"), "seed"),  # text where a number belongs
     ("def get_config():\n    return 1", r"get_config returned 1, and not a ConfigDict"),
-])  # fmt: skip
+])
 def test_a_mistaken_config_file_is_named(tmp_path, text, message):
     path = tmp_path / "mistaken.py"
     path.write_text(text)
@@ -324,12 +324,12 @@ MISTAKES = [
     (f"{MATH} task.stage_one=hub:a", r"'hub:a' is not a hub id"),
     (f"{MATH} task.stage_one={ROWS / 'tagged.jsonl'} rl.prompts_per_step=1 task.validation=3",
      r"tagged\.jsonl has 3 rows, of which task\.validation=3 are set aside"),
-]  # fmt: skip
+]
 
 
 def test_text_to_imitate_from_a_file_of_its_own_takes_no_problems(small):
     assert mistakes_in(small, f"{MATH} task.stage_one={ROWS / 'tagged.jsonl'} task.validation=1 rl.prompts_per_step=7 "
-                              "generator.rows_per_micro_batch=1") == ()  # fmt: skip
+                              "generator.rows_per_micro_batch=1") == ()
 
 
 def mistakes_in(small, overrides) -> tuple[str, ...]:
@@ -358,7 +358,7 @@ def test_a_mistaken_setting_is_refused(small, overrides, message):
     f"{MATH} generator.max_prompt=9 generator.prompt_buckets=()",  # counted by the checkpoint's tokenizer, at start
     "verifier.sft.optimizer.schedule=cosine",
     "verifier.sft.start=generator", "rl.warmup_steps=0", "generator.top_k=5 generator.top_p=0.9", "rollouts.every=0",
-])  # fmt: skip
+])
 def test_settings_at_their_limits_pass(small, overrides):
     assert mistakes_in(small, overrides) == ()
 
@@ -372,7 +372,7 @@ def test_every_check_is_among_the_mistakes(small, monkeypatch):
         for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in checks
         and getattr(node.func.value, "id", "") == "mistakes"
-    }  # fmt: skip
+    }
     assert len(calls) > 30
     failed = set()  # (file, line) of the calls that found something wrong
 
@@ -390,12 +390,12 @@ def test_every_check_is_among_the_mistakes(small, monkeypatch):
     for overrides, _ in MISTAKES:
         mistakes_in(small, overrides)
     assert {call for call in calls if not any(call[0] == file and call[1] <= line <= call[2] for file, line in failed)
-            } == set()  # fmt: skip
+            } == set()
 
 
 def test_all_mistakes_are_told_at_once(small, capsys):
     wrong = ["rl.gamma=-1.0", "arm=tangos", "generator.loss.algorithm=ppo", "verifier.row_buckets=(4,7)",
-             "task.rl_words=(3,2)", "generator.template=maths", "verifier.sft.start=verifier"]  # fmt: skip
+             "task.rl_words=(3,2)", "generator.template=maths", "verifier.sft.start=verifier"]
     messages = mistakes_in(small, " ".join(wrong))
     found = {override.partition("=")[0] for override in wrong if any(override.partition("=")[0] in m for m in messages)}
     assert found == {override.partition("=")[0] for override in wrong} and len(messages) == len(wrong)
@@ -407,7 +407,7 @@ def test_all_mistakes_are_told_at_once(small, capsys):
 
 def test_mistakes_of_the_command_line_hide_none_of_the_settings(small, capsys):
     wrong = ["--nope=3", "--config.rl.generator_step=1", "--config.seed=x", "--config.arm=tangos",
-             "--config.generator.reward=own.py:f", "--workdir="]  # fmt: skip
+             "--config.generator.reward=own.py:f", "--workdir="]
     with pytest.raises(SystemExit):
         parse_command_line("train", "doc", [f"--config={small}", *wrong, "--print-config"], "runs/x")
     captured = capsys.readouterr()
@@ -553,7 +553,7 @@ def test_a_setting_that_an_earlier_version_lacked_had_its_default(small, tmp_pat
 @pytest.mark.parametrize("read", [
     lambda path, config: check_same_settings(config, path), lambda path, config: read_config(path.parent),
     lambda path, config: stored_config(str(path)),
-], ids=["resumed", "opened", "repeated"])  # fmt: skip
+], ids=["resumed", "opened", "repeated"])
 @pytest.mark.parametrize("text, message", [
     ('{"alarms.window": 5, "transcripts": 6}', r"config\.json has settings that this version does not know "
      r"\(alarms\.window=5, transcripts=6\): use the version that started the run, or begin a new one"),
@@ -563,7 +563,7 @@ def test_a_setting_that_an_earlier_version_lacked_had_its_default(small, tmp_pat
      r"does not know \(verifier\.model\.head_dim=64\): use the version"),
     ("[1]", r"config\.json holds \[1\], and not the settings of a run: name the workdir of a run, or its config"),
     ("{", r"config\.json cannot be read \(.*\): name the workdir of a run, or its config\.json"),
-])  # fmt: skip
+])
 def test_settings_that_this_version_cannot_have_are_named_wherever_they_are_read(small, tmp_path, read, text, message):
     """A key that is gone is not ignored: it may have had a value with which the run computed something else."""
     path = tmp_path / "config.json"
@@ -670,7 +670,7 @@ def test_one_dash_serves_for_two(small):
     ("--config=none.py", r"'none\.py' is not a Python file"),
     ("--config.rl.gama=1", r"did you mean rl\.gamma\?"),
     ("--config.rl.generator_steps=0", r"rl\.generator_steps=0 must be at least 1"),
-])  # fmt: skip
+])
 def test_a_mistake_on_the_command_line_ends_with_one_line(small, argument, message, capsys):
     with pytest.raises(SystemExit) as stopped:
         parse_command_line("train", "doc", [f"--config={small}", argument], "runs/x")

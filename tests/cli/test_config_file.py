@@ -65,12 +65,12 @@ FILES = {
 
 @pytest.mark.parametrize("top, made, completed", [
     ("{}", "0", "0"), ("0", "{}", "0"), ("0", "0", "{}"),
-], ids=["the file", "get_config", "complete"])  # fmt: skip
+], ids=["the file", "get_config", "complete"])
 @pytest.mark.parametrize("module, name, change", [
     (tango, "solve", "setattr(tango, 'solve', len)"),
     (rewards, "VERDICTS", "setattr(rewards, 'VERDICTS', ())"),
     (registry, "SYNTHETIC['last_letter']", "registry.SYNTHETIC.update(last_letter=len)"),
-])  # fmt: skip
+])
 def test_a_config_file_replaces_nothing_in_the_package(
     tmp_path, monkeypatch, top, made, completed, module, name, change
 ):
@@ -153,7 +153,7 @@ def test_the_defaults_have_their_own_keys_and_no_others():
     ("x" * 300, r"--workdir='x+\.\.\. is not a valid path \(File name too long\)"),
     ("a\0b", r"--workdir='a\\x00b' is not a valid path"),
     ("{closed}/run", r"--workdir=.*/closed/run: this user may not write into .*/closed; name another folder"),
-])  # fmt: skip
+])
 def test_a_workdir_that_cannot_be_is_refused(tmp_path, monkeypatch, folder, message):
     places = {name: tmp_path / name for name in ("file", "link", "closed")}
     places["file"].write_text("")

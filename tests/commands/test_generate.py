@@ -116,7 +116,7 @@ def test_every_problem_is_in_one_of_the_two_files(folder, policy, tmp_path):
     assert counts == {
         "problems": 8, "over_long_prompts": 0, "solutions": 8, "correct": 4, "truncated": 0, "untagged": 0,
         "kept": 8, "train": 6, "validation": 2,
-    }  # fmt: skip
+    }
     train, held = rows_of(tmp_path), rows_of(tmp_path, "validation")
     assert not {row["question"] for row in train} & {row["question"] for row in held}
     rows = sorted(train + held, key=lambda row: row["problem_id"])
@@ -280,7 +280,7 @@ def test_an_edited_grader_grades_stored_solutions_again(folder, policy, tmp_path
     limit = 0  # nothing is sampled any more
     assert attempt("edited", "== '16'") == 1
     assert [row["answer"] for row in rows_of(tmp_path / "edited") + rows_of(tmp_path / "edited", "validation")
-            if row["is_correct"]] == ["16"]  # fmt: skip
+            if row["is_correct"]] == ["16"]
 
 
 def test_over_long_prompts_are_counted(folder, policy, tmp_path):

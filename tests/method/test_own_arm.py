@@ -46,7 +46,7 @@ MISTAKES = {
     "a term that fails": ("def t(tokens):\n    return tokens.nothing\n", {"generator.loss.term": "own.py:t"},
                           r"own\.py, line \d+: AttributeError: .*'nothing'"),
     "arms of one name": ("", {"ablation.arms": ("own.py:mine", "other.py:mine")}, "has two arms of one name"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("text, changed, message", MISTAKES.values(), ids=list(MISTAKES))
@@ -75,7 +75,7 @@ mine = Algorithm(outcome, ALGORITHMS["grpo"].step_fn)
     (OF_ROWS, r"its advantages are of shape \[8\]; there must be a finite number for each token, \[8, \d+\]"),
     (INFINITE, r"its advantages are of shape \[8, \d+\] and not finite; there must be a finite number for each token"),
     (FAILING, "KeyError: group"),
-])  # fmt: skip
+])
 def test_an_algorithm_that_fails_is_found_before_the_run(text, message, tmp_path):
     (tmp_path / "own.py").write_text(text + ALGORITHM)
     with pytest.raises(ValueError) as error:

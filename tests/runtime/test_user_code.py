@@ -164,7 +164,7 @@ def run_script(path, text: str) -> str:
     """What a script prints last: its result, or the last line of its traceback."""
     path.write_text(LOADS + text)
     done = subprocess.run([sys.executable, path.name], cwd=path.parent, env=os.environ | {"PYTHONPATH": str(ROOT)},
-                          timeout=HANG_S, capture_output=True, text=True, check=False)  # fmt: skip
+                          timeout=HANG_S, capture_output=True, text=True, check=False)
     return (done.stdout + done.stderr).splitlines()[-1]
 
 

@@ -44,7 +44,7 @@ def task(config, tmp_path):
     def make(text: str) -> Task:
         (tmp_path / "own.py").write_text(text)
         return Task("own", "string", 1, lambda index: PROBLEM, lambda index: PROBLEM, is_correct=grader_of(config.task),
-                    pool_solution=lambda index: (PROBLEM, solved(str(index))))  # fmt: skip
+                    pool_solution=lambda index: (PROBLEM, solved(str(index))))
 
     return make
 
@@ -115,7 +115,7 @@ MISTAKES = {
     "an empty answer": ("def f(problem, answer):\n    return answer[0] == '2'",
                         "line 2: IndexError: string index out of range (for the answer '' to problem 'p7'); the answer "
                         "was made up to try the function before the run"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", MISTAKES)

@@ -208,7 +208,7 @@ def write_files(folder: Path) -> Path:
         f"config.task.train = config.task.test = {str(ROWS / 'gsm8k.jsonl')!r}",
         "config.rl.prompts_per_step = 1", "config.compile_cache = ''",
         "config.generator.checkpoint = config.verifier.checkpoint = 'a/b'",
-    ))  # fmt: skip
+    ))
     texts = {
         "math.py": head + body.format(math),
         "syntax.py": "def get_config(argument):\n    return (\n",
