@@ -190,14 +190,14 @@ def run_check(options: argparse.Namespace, kinds: tuple[str, ...]) -> int:
 def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[str, ...]]:
     parser = Parser("bench", __doc__)
     parser.add_flag("--json", "print one JSON object on standard output and nothing else")
-    parser.add_flag("--check", "check this device: whether its numbers are right, and the seconds of a short run")
+    parser.add_flag("--check", "check that this device computes the right numbers, and time a short run")
     parser.add_argument("--only", help=f"comma-separated, such as R1,R2; with --check, of {','.join(KINDS)}")
-    parser.add_argument("--runs", type=int, help=f"timed runs of each; their median is printed; default: "
+    parser.add_argument("--runs", type=int, help=f"timed runs of each shape; the median is printed; default: "
                         f"{OPTIONS['runs']}")
     group = parser.add_argument_group("options of --check")
     group.add_argument("--out", metavar="DIR", help=f"folder of the report; default: {CHECK_OPTIONS['out']}")
     group.add_argument("--size", choices=tuple(SIZES), help="default: full; tiny is for tests")
-    group.add_argument("--minutes", metavar="N", type=float, help="after which no step goes on; default: "
+    group.add_argument("--minutes", metavar="N", type=float, help="limit after which every step is stopped; default: "
                        f"{CHECK_OPTIONS['minutes']:g}")
     options = parser.parse_args(argv)
     if options.check and options.json:
@@ -206,7 +206,7 @@ def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple
     for name in unused:
         if getattr(options, name) is not None:
             raise ValueError(f"--{name} does not go with --check: leave one of them out" if options.check else
-                             f"--{name} is an option of --check: add it, or leave this out")
+                             f"--{name} is an option of --check: add --check, or leave --{name} out")
     for name, default in used.items():
         setattr(options, name, default if getattr(options, name) is None else getattr(options, name))
     known = KINDS if options.check else BENCHES

@@ -201,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("sample", __doc__)
-    parser.add_argument("--checkpoint", required=True, help="what solves the question")
+    parser.add_argument("--checkpoint", required=True, help="solves the question")
     parser.add_argument("--verifier", help="what judges it")
     parser.add_argument("--question", help="default: every line of standard input")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")

@@ -45,7 +45,7 @@ from tango_jax.weights.workdir import identify_weights, prompting_of, read_confi
 
 VERIFIER_TOKENS = 4096  # of a prompt, and of a response, as published
 _SAMPLED = SAMPLED_TEMPERATURE._replace(
-    why=": the greedy attempt is made without being asked for, and one vote is greedy"
+    why=": greedy solutions are made anyway, and one vote is greedy"
 )
 _JUDGED_SETS = ("processbench", *GROUPS["processbench"], *SYNTHETIC_STEPS)  # that need no solver
 MAY_CHANGE = ("out", "rows", "decode_tensor")  # settings that a resumed evaluation may change
@@ -63,9 +63,9 @@ def _tokens(what: str, default: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    checkpoint: str | None = _option(None, "what solves the problems, and judges if there is no --verifier")
-    verifier: str | None = _option(None, "what judges: every solution of --checkpoint, and the sets made for it")
-    sets: tuple[str, ...] = _option((), "names, separated by commas; NAME:SOURCE takes other rows", required=True)
+    checkpoint: str | None = _option(None, "solves the problems, and judges if there is no --verifier")
+    verifier: str | None = _option(None, "judges every solution of --checkpoint, and the sets to judge")
+    sets: tuple[str, ...] = _option((), "names, separated by commas; NAME:SOURCE reads other rows", required=True)
     out: Path = _option("runs/eval", "folder of the results", names=("--workdir",))
     samples: int = _option(0, "sampled solutions of each problem; 0: greedy alone", Range(0, MAX_SAMPLES))
     temperature: float = _option(1.0, "of the sampled solutions", _SAMPLED)
@@ -73,7 +73,7 @@ class Settings:
     skip_greedy: bool = _option(False, "sampled solutions alone")
     votes: int = _option(1, "verifications of a solution; 1: greedy, more: sampled", Range(1, MAX_SAMPLES))
     verifier_temperature: float = _option(1.0, "of several votes", _SAMPLED)
-    problems: int = _option(0, "of each set, drawn by --seed; 0: all (synthetic: 200)", COUNT_OR_NONE)
+    problems: int = _option(0, "problems of each set, drawn by --seed; 0: all (synthetic: 200)", COUNT_OR_NONE)
     grader: str | None = _option(None, "a function (problem, answer) -> bool that decides what is right, as "
                                  "task.grader does in training (default: answers are compared)",
                                  metavar="FILE.py:NAME")
@@ -86,7 +86,7 @@ class Settings:
     use_chat: bool = _option(False, "prompts in the checkpoint's chat template (default: as in the run)")
     dtype: str = _option("float32", "default: %(default)s", choices=("float32", "bfloat16"))
     seed: int = _option(0, "of the problems drawn and of the sampling; default: 0", SEED)
-    shard: int = _option(64, "problems done at once: what an interruption costs", COUNT)
+    shard: int = _option(64, "problems done at once; an interruption costs up to one shard", COUNT)
     rows: int = _option(64, "responses decoded at once; limited by memory", COUNT)
     decode_tensor: int = _option(1, "devices of a process that share the weights", COUNT)
 

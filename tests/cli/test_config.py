@@ -205,7 +205,7 @@ MISTAKES = [
     ("verifier.model.sample_weight_dtype=int8 verifier.loss.importance_cap=0",
      r"verifier\.model\.sample_weight_dtype=int8 makes .* verifier\.loss\.importance_cap=0 corrects for nothing"),
     ("verifier.model.compute_dtype=float16",
-     r"verifier\.model\.compute_dtype='float16' is not one of float32, bfloat16: float16 would need loss scaling"),
+     r"verifier\.model\.compute_dtype='float16' is not one of float32, bfloat16: float16 needs loss scaling"),
     ("generator.mesh.grad_reduce_dtype=float16",
      r"generator\.mesh\.grad_reduce_dtype='float16' is not one of float32, bfloat16: "),
     ("verifier.model.num_layers=0", r"verifier\.model\.num_layers=0 must be at least 1"),

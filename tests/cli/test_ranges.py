@@ -55,7 +55,7 @@ def test_what_is_not_one_of_the_choices_is_refused(tiny):
             shown = rf"{name}=\('nonsense',\): 'nonsense'" if name in NAMES else f"{name}='nonsense'"
             with pytest.raises(ValueError, match=f"^{shown} is not one of "):
                 check_values(tiny | {name: value})
-    with pytest.raises(ValueError, match="='float16' is not one of float32, bfloat16: float16 would need loss scaling"):
+    with pytest.raises(ValueError, match="='float16' is not one of float32, bfloat16: float16 needs loss scaling"):
         check_values(tiny | {"verifier.model.compute_dtype": "float16"})
 
 

@@ -55,7 +55,7 @@ def test_without_a_config_every_command_says_how_to_choose_one(command, tmp_path
             command.main(arguments)
         said = str(stopped.value)
         assert stopped.value.code == 2 and "\n" not in said
-        assert said.startswith("error: no --config is given, which says what to do: --config=")
+        assert said.startswith("error: no --config is given: --config=")
         assert all(name.rstrip(",;") in NAMES for name in re.findall(r"--config=(\S+)", said))
     with pytest.raises(SystemExit, match=r"^error: no --config .*\nerror: unknown argument .--tiny.; did you mean"):
         command.main(["--tiny"])

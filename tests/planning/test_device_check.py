@@ -183,7 +183,7 @@ def test_a_device_is_known_by_its_kind():
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--minutes=5"], "--minutes is an option of --check: add it, or leave this out"),
+    (["--minutes=5"], "--minutes is an option of --check: add --check, or leave --minutes out"),
     (["--check", "--runs=3"], "--runs does not go with --check: leave one of them out"),
     (["--check", "--json"], "leave out --json"),
     (["--check", "--only=R1"], "--only=R1: choose from devices, parity, quickstart"),
