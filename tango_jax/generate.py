@@ -50,7 +50,7 @@ from tango_jax.weights.workdir import identify_weights, start_source
 
 _DRAW_STREAM = 3
 SHARD_PROBLEMS = 256  # of a shard, which is written at once; an interruption loses at most one
-CHOICES = "--config=llama3_1_70b_teacher is a shipped teacher, and FILE.py may make one of any model"
+CHOICES = "--config=llama3_1_70b_teacher is a shipped teacher, and a FILE.py can make a teacher of any model"
 TEACHER = "teacher.json"  # in the workdir: digests of the teacher's weights and of its template
 
 
@@ -209,8 +209,8 @@ def _read_teacher(path: Path) -> dict:
     except ValueError:
         saved = None
     if not isinstance(saved, dict):
-        raise ValueError(f"{path} is damaged, so that it is unknown which teacher wrote the parts beside it: delete it "
-                         "if neither the weights nor the template have changed, or choose another --workdir")
+        raise ValueError(f"{path} is damaged, so it is unknown which teacher wrote the parts beside it: delete it "
+                         "if weights and template are unchanged, or choose another --workdir")
     return saved
 
 

@@ -45,8 +45,8 @@ from tango_jax.tracking.plots import WIDTH, make_figure, style
 ROW_HEIGHT = 0.26  # inches
 NOTE = """\
 Round brackets: means of starts, or the seeds of a single start. Square brackets: 95 % t intervals over them.
-Comparisons are over pairs: runs of the same start and seed, over the generator steps that both have.
-† differs from the reference in more than the arm: in the setting of its name, or in prompts, weights or stage 1."""
+Comparisons are paired: runs with the same start and seed, over the generator steps that both have.
+† marks an arm that differs from the reference in more than the arm: in its setting, prompts, weights or stage 1."""
 
 
 class Member(NamedTuple):
@@ -74,8 +74,8 @@ def compare(settings: Settings, against: str) -> tuple[str, Figure]:
     """The table, as Markdown, and the figure. `against`: ARM or ARM:SETTING. Raises ValueError unless there is one task
     and one such reference."""
     tasks = sorted({task for task, _ in settings})
-    require(len(tasks) == 1, f"--against={against} compares runs of one task, and the generator learned in these: "
-            f"{', '.join(tasks) or 'none'}. Name the tables of one")
+    require(len(tasks) == 1, f"--against={against} compares runs of one task; in these tables the generator learned "
+            f"{', '.join(tasks) or 'none'}. Name the tables of one task")
     found = {(arm, setting): arms[arm] for (_, setting), arms in settings.items() for arm in in_order(arms)}
     reference = _reference(found, against)
     cut, span = over_same_steps(found)
@@ -92,7 +92,7 @@ def _reference(found: Mapping[tuple[str, str], Curves], against: str) -> tuple[s
     named = [key for key in of_arm if key[1] == setting] or (of_arm if not setting else [])
     known = ", ".join(":".join(filter(None, key)) for key in found)
     count = len(named) or "none"
-    require(len(named) == 1, f"--against={against} names {count} of the arms and settings: choose one of {known}")
+    require(len(named) == 1, f"--against={against} matches {count} of the arms and settings: choose one of {known}")
     return named[0]
 
 
@@ -145,7 +145,7 @@ def _by_start(values: Mapping[Unit, float]) -> str:
 def _draw(task: str, members: Sequence[Member], reference: Member, span: int, tokens: int) -> Figure:
     looks = looks_of(list(dict.fromkeys(member.arm for member in members)))
     title = (f"{task}: mean accuracy over the first {span} generator steps, and over the first "
-             f"{tokens / 1000:,.0f}k tokens\nlines: 95 % intervals (t) over start means, which are the ticks")
+             f"{tokens / 1000:,.0f}k tokens\nlines: 95 % intervals (t) over the means of starts (ticks)")
     figure = make_figure(title, WIDTH, 1.3 + ROW_HEIGHT * len(members))
     steps, same_tokens, minus = figure.subplots(1, 3, sharey=True)
     for row, member in enumerate(members):

@@ -220,10 +220,11 @@ def grader_notes(settings: Settings, sets: Sequence[EvalSet]) -> list[str]:
     notes = [note for one in solved if one.problems for note in try_grader(one, one.problems[0][1])]
     left = ", ".join(one.name for one in (sets if settings.grader else solved) if not one.is_correct)
     if left and settings.grader:
-        notes.append(f"--grader={settings.grader} decides nothing in {left}, whose rows say what is right")
+        notes.append(f"--grader={settings.grader} is not used in {left}: the rows say what is right")
     elif left and kind_of(settings.checkpoint) == "workdir":
         if used := read_config(Path(settings.checkpoint).expanduser()).task.grader:
-            notes.append(f"in training {used} decided what is right; without --grader, answers are compared in {left}")
+            notes.append(f"in training {used} decided what is right; here answers in {left} are compared with the gold "
+                         f"answers: use --grader={used} to decide here as well")
     return notes
 
 
@@ -243,7 +244,7 @@ def check_prompt_lengths(
                 shortest = min(_num_tokens(role, samplers[role], problem) for problem in problems)
                 flag = {"generator": "--max_prompt", "verifier": "--verifier_max_prompt"}[role]
                 raise ValueError(f"{flag}={limit} is too short for every problem of {eval_set.name}: the shortest "
-                                 f"makes a prompt of {shortest} tokens; raise it to that at least")
+                                 f"makes a prompt of {shortest} tokens; raise it to at least that")
 
 
 def _num_tokens(role: str, sampler: CheckpointSampler, problem: Problem) -> int:
@@ -277,11 +278,11 @@ def _introduction(settings: Settings, results: Sequence[SetResult]) -> str:
     lines = [f"- {name}: {markdown_code(str(value))}" for name, value in given]
     for grader in dict.fromkeys(result.grader for result in results if result.grader):
         names = ", ".join(result.name for result in results if result.grader == grader)
-        lines.append(f"- {markdown_code(grader)} decides what is right in {names}, whose figures compare with no "
+        lines.append(f"- {markdown_code(grader)} decides what is right in {names}; these figures do not compare with "
                      "published ones")
     if settings.samples and not settings.skip_greedy:
-        lines.append("- figures of the verifier, format, lengths: of the greedy solutions; the samples have tables by "
-                     "their number")
+        lines.append("- figures of verifier, format and lengths are of the greedy solutions; the samples have tables "
+                     "for each number of samples")
     lines.append("- percent, with 95 % intervals of a bootstrap over problems; nothing was chosen by looking at these "
                  "sets")
     return "\n".join(lines)

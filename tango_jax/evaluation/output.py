@@ -150,8 +150,8 @@ def _samples(result: SetResult) -> list[str]:
     parts = [f"## {result.name}, sampled: {result.count} problems", table(head, rows)]
     if is_judged := value_of(result, "verification_tokens"):
         sample, judged = value_of(result, "sample_tokens").value, is_judged.value
-        parts.append(f"A sample takes {sample:.0f} tokens and its verification {judged:.0f}, so that a rule with a "
-                     f"verifier costs {1 + judged / sample:.1f} times as much as one without.")
+        parts.append(f"A sample takes {sample:.0f} tokens and its verification {judged:.0f}: a rule with a "
+                     f"verifier takes {1 + judged / sample:.1f} times the tokens of one without.")
     return parts
 
 

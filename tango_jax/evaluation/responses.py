@@ -115,8 +115,8 @@ def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
     for row, (number, sample, problem) in zip(rows, wanted, strict=True):
         found = (row.number, row.sample, row.problem_id, row.question, row.gold)
         if found != (number, sample, problem.id, problem.question, problem.answer):
-            raise ValueError(f"{shard.path} holds a solution of {row.problem_id}, {row.question[:60]!r}, where the "
-                             f"problem now is {problem.id}, {problem.question[:60]!r}: the rows of {solve_set.name} "
+            raise ValueError(f"{shard.path} holds a solution of {row.problem_id}, {row.question[:60]!r}, but its "
+                             f"problem is now {problem.id}, {problem.question[:60]!r}: the rows of {solve_set.name} "
                              "have changed since; bring the old ones back, or choose another --out")
     if any(row.graded_by != version_of(solve_set.is_correct) for row in rows):
         rows = _graded(solve_set, rows)

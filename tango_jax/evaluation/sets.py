@@ -126,8 +126,8 @@ def _resolve(names: Iterable[str]) -> list[tuple[str, str]]:
             resolved.append((name, source or name))
         else:
             known = (*BENCHMARKS, *SYNTHETIC, *SYNTHETIC_STEPS, *PROCESSBENCH, *GROUPS)
-            raise ValueError(f"--sets: unknown set {name!r}; use one of {', '.join(known)}, or {name}:SOURCE for rows "
-                             "of your own")
+            raise ValueError(f"--sets: unknown set {name!r}; use one of {', '.join(known)}, or {name}:SOURCE for your "
+                             "own rows")
     return resolved
 
 

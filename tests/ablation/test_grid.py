@@ -95,7 +95,7 @@ def test_one_policy_has_a_stage_one_of_its_own(tmp_path, grid, folder):
 
 def test_arms_whose_stage_one_differs_are_no_pairs(tmp_path):
     settings = {"task.data_seed": [3]}, "ablation.arms=('tango', 'grpo', 'self_verify')", "ablation.seeds=(0,)"
-    with pytest.raises(ValueError, match=r"cell data_seed=3: ablation\.arms: tango and self_verify do not learn"):
+    with pytest.raises(ValueError, match=r"cell data_seed=3: ablation\.arms: tango and self_verify learn different"):
         make_plan(tiny(*settings), tmp_path)
     # Where all arms are one policy, they start alike, with the stage 1 of the settings themselves.
     runs = make_plan(tiny(*settings, "verifier.adapter=generator"), tmp_path).runs
@@ -162,12 +162,12 @@ def trained(config, folder) -> dict[str, str]:
 
 MISTAKES = [
     ({"task.rl_wordz": [(1, 1)]}, r"\['task\.rl_wordz'\]: unknown config key; did you mean task\.rl_words\?"),
-    ({"words": [1]}, r"\['words'\]: unknown config key.*an axis with a name of its own maps labels to settings"),
+    ({"words": [1]}, r"\['words'\]: unknown config key.*an axis with another name maps labels to settings"),
     ({"rl": [1]}, r"\['rl'\]: unknown config key"),
     ({"rl.gamma": 0.5}, r"\['rl\.gamma'\]=0\.5 must be a list of values"),
     ({"rl.gamma": []}, r"\['rl\.gamma'\] is empty: give it values, or take it out"),
     ({"rl.gamma": [0.5, 0.5]}, r"names a value twice: take it out"),
-    ({"generator.init_from": ["a/b"]}, r"value 'a/b' makes no name of a folder; give it a label"),
+    ({"generator.init_from": ["a/b"]}, r"value 'a/b' cannot name a folder; give it a label"),
     ({"words": {}}, r"\['words'\] is empty"),
     ({"a/b": {"x": {}}}, r"\['a/b'\]: the name of an axis consists of letters"),
     ({"words": {"a=b": {}}}, r"label 'a=b' must be a text of letters"),
@@ -178,11 +178,11 @@ MISTAKES = [
     ({"words": {"4": {4: 4}}}, r"cell words=4: unknown config key 4"),
     ({"rl.gamma": ["high"]}, r"cell gamma=high: rl\.gamma='high' must be of type float, like its default 0\.8"),
     ({"arm": ["grpo"]}, r"\['arm'\] sets 'arm': name the arms in ablation\.arms"),
-    ({"ablation.workers": [1, 2]}, r"sets 'ablation\.workers': of these settings a cell may only have its own"),
-    ({"rl.gamma": [0.5], "gamma": {"a": {}}}, r"two axes of the name gamma: rename one"),
+    ({"ablation.workers": [1, 2]}, r"sets 'ablation\.workers': a cell may set only ablation"),
+    ({"rl.gamma": [0.5], "gamma": {"a": {}}}, r"two axes named gamma: rename one"),
     ({"rl.gamma": [0.5], "x": {"a": {"rl.gamma": 0.5}}}, r"\['x'\] sets 'rl\.gamma', and so does the axis 'gamma'"),
-    ({"seed": [0, 1]}, r"the cells seed=0 and seed=1 are both the start with task\.data_seed=0 of one setting"),
-    ({"words": {"x" * 250: {}}}, r"256 characters are more than the 200"),
+    ({"seed": [0, 1]}, r"the cells seed=0 and seed=1 have the same setting and the same start, task\.data_seed=0"),
+    ({"words": {"x" * 250: {}}}, r"has 256 characters, and a folder's name may have 200"),
 ]
 
 
@@ -257,7 +257,7 @@ def test_the_settings_of_a_run_serve_as_a_config(tmp_path):
 
 
 @pytest.mark.parametrize("text, message", [
-    ("{", r"config\.json cannot be read \("), ("[1]", r"config\.json holds \[1\], and not the settings of a run"),
+    ("{", r"config\.json cannot be read \("), ("[1]", r"config\.json holds \[1\], not the settings of a run"),
     ('{"sed": 1}', r"config\.json has settings that this version does not know \(sed=1\): use the version"),
     ('{"seed": "1"}', r"config\.json: seed='1' must be of type int"),
 ])

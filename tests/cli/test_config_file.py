@@ -38,7 +38,7 @@ FILES = {
     "no function": ("get_config = 3\n", r"mistaken\.py has no function get_config\(\)"),
     "nothing": ("", r"mistaken\.py has no function get_config\(\)"),
     "no return": (f"{HEAD}def get_config(a):\n    default_config()\n", r"returned None, and not .* end it with return"),
-    "a number": ("def get_config(a):\n    return 3\n", r"mistaken\.py: get_config returned 3, and not a ConfigDict"),
+    "a number": ("def get_config(a):\n    return 3\n", r"mistaken\.py: get_config returned 3, not a ConfigDict"),
     "empty": (f"{HEAD}def get_config(a):\n    return ConfigDict()\n", r"lacks ablation\.arms, .*: start from default"),
     "no key": (changed("del config.seed"), r"mistaken\.py: the config lacks seed: start from default_config\(\)"),
     "no group": (changed("config.rl = {}"), r"mistaken\.py: the config lacks rl\.alpha_final, "),

@@ -342,7 +342,7 @@ def test_another_teacher_or_prompt_in_the_same_place_is_an_error(tmp_path):
     weights.write_bytes(content)
     saved = (tmp_path / "run/teacher.json").read_text()
     (tmp_path / "run/teacher.json").write_text(saved[:9])
-    with pytest.raises(ValueError, match="teacher.json is damaged, so that it is unknown which teacher wrote"):
+    with pytest.raises(ValueError, match="teacher.json is damaged, so it is unknown which teacher wrote"):
         generate(config, tmp_path / "run", SILENT, teacher)
     (tmp_path / "run/teacher.json").write_text(saved)
     assert files_of(tmp_path / "run/parts") == before

@@ -138,7 +138,7 @@ def test_a_grader_of_ones_own_decides(tokenizer, tmp_path, monkeypatch):
     assert all(row["is_correct"] == (row["answer"] == "5") for row in rows) and any(row["is_correct"] for row in rows)
     assert "warning: the grader finds the answer of problem" in stream.getvalue()
     page = (tmp_path / "out/tables.md").read_text()
-    assert page.index("- `own.py:five` decides what is right in gsm8k, whose figures") < page.index("## ")
+    assert page.index("- `own.py:five` decides what is right in gsm8k; these figures") < page.index("## ")
     (tmp_path / "own.py").write_text("def five(problem, answer): return answer\n")
     with pytest.raises(ValueError, match=r"^--grader=own\.py:five: own\.py, line 1: it returned '11'; it must"):
         evaluate(monkeypatch, settings, both(tokenizer)[0])
@@ -155,7 +155,8 @@ def test_a_run_with_a_grader_is_told_to_name_it(tokenizer, tmp_path, monkeypatch
     settings = settings_of(tmp_path / "out", sets=two_problems(tmp_path), checkpoint=str(tmp_path / "run"))
     sets = open_sets(settings.sets, "a/b", "a/b", 0, 0)
     assert grader_notes(settings, sets) == [
-        "in training own.py:five decided what is right; without --grader, answers are compared in gsm8k"
+        "in training own.py:five decided what is right; here answers in gsm8k are compared with the gold answers: "
+        "use --grader=own.py:five to decide here as well"
     ]
     assert grader_notes(dataclasses.replace(settings, checkpoint="a/b"), sets) == []
 
@@ -178,14 +179,15 @@ def test_a_grader_decides_in_synthetic_sets_too(tokenizer, tmp_path, monkeypatch
     assert all(solution.is_correct == (solution.problem.size < 4) for solution in pool)
     settings = settings_of("out", "--problems=8", "--verifier=run", checkpoint="run", sets=",".join(names))
     assert grader_notes(settings, [solving, judging, other])[-1] == (
-        "in training own.py:short decided what is right; without --grader, answers are compared in state_tracking"
+        "in training own.py:short decided what is right; here answers in state_tracking are compared with the gold "
+        "answers: use --grader=own.py:short to decide here as well"
     )
     generator = solver(tokenizer, lambda number, *_: tagged("abcd"[: number + 1]))
     verifier = judge(tokenizer, lambda *place: verification("CORRECT"))
     result = evaluate(monkeypatch, settings, generator, verifier)["last_letter"]
     assert figures(result)["greedy", 1] == 3 / 8
     page = (tmp_path / "out/tables.md").read_text()
-    assert "- `own.py:short` decides what is right in last_letter, last_letter_steps, whose figures" in page
+    assert "- `own.py:short` decides what is right in last_letter, last_letter_steps; these figures" in page
 
     (tmp_path / "own.py").write_text("def no(*_): return False\n")  # the run's grader is gone
     with pytest.raises(ValueError, match=r"own\.py has no function 'short'; this is the grader of run: --grader="):
@@ -202,7 +204,7 @@ def test_a_grader_says_where_it_decides_nothing(tmp_path, monkeypatch):
     settings = settings_of("out", "--grader=own.py:own", "--verifier=a/b", sets=names)
     sets = open_sets(settings.sets, "a/b", "a/b", 4, 0, load_grader("--grader", "own.py:own"))
     assert grader_notes(settings, sets) == [
-        "--grader=own.py:own decides nothing in processbench_math, whose rows say what is right"
+        "--grader=own.py:own is not used in processbench_math: the rows say what is right"
     ]
 
 

@@ -396,7 +396,7 @@ def test_an_adapter_of_another_model_is_refused(model, whole, tmp_path):
     (["generator.model.lora.rank=4", "generator.adapter=somewhere"], r"generator\.adapter=somewhere needs generator\."),
     (["generator.model.lora.rank=4", "verifier.model.lora.rank=4", "verifier.sft.start=generator",
       "generator.sft.full=True", "generator.checkpoint=a/b", "verifier.checkpoint=a/b"],
-     r"generator\.sft\.full=True and verifier\.sft\.full=False: the verifier's stage 1 goes on from what"),
+     r"generator\.sft\.full=True and verifier\.sft\.full=False: the verifier's stage 1 continues from the"),
     (["generator.model.lora.rank=17", "generator.sft.full=True"], r"generator\.model: lora\.rank=17 is above 16, the"),
 ])
 def test_settings_that_cannot_work_are_one_line(settings, message):
@@ -494,8 +494,8 @@ def test_one_policy_rehearses_solutions_while_it_learns_to_judge():
 
 @pytest.mark.parametrize("settings, message", [
     (["verifier.adapter=generator", "verifier.model.width=64"],
-     "makes both roles one policy, and generator and verifier differ in model: give both the same"),
-    (["arm=self_verify", "verifier.model.width=64"], "arm=self_verify makes both roles one policy, and generator and "),
+     "makes both roles one policy, but generator and verifier differ in model: give both the same"),
+    (["arm=self_verify", "verifier.model.width=64"], "arm=self_verify makes both roles one policy, but generator and "),
     (["generator.adapter=generator"], r"generator\.adapter=generator: only the verifier can be the generator's policy"),
 ])
 def test_roles_that_cannot_be_one_policy(settings, message):

@@ -211,7 +211,7 @@ def assert_lost(ends: list[Finished], number: int, workdir: Path) -> None:
     # Either the next exchange fails and is caught, or jax aborts the process.
     assert survivor.code in (PEER_LOST, -signal.SIGABRT), survivor.stderr[-3000:]
     if survivor.code == PEER_LOST:
-        assert "lost another one during Stage 2: reinforcement learning" in survivor.stderr
+        assert "lost another process during Stage 2: reinforcement learning" in survivor.stderr
     else:  # the trace that the abort leaves names the function
         assert "loop/turn.py" in survivor.stderr or "loop/run.py" in survivor.stderr
     assert not (workdir / "summary.json").exists()

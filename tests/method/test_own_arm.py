@@ -45,7 +45,8 @@ MISTAKES = {
                                 {"verifier.loss.term": "own.py:t"}, r"must return a float for each token, \[2, 5\]"),
     "a term that fails": ("def t(tokens):\n    return tokens.nothing\n", {"generator.loss.term": "own.py:t"},
                           r"own\.py, line \d+: AttributeError: .*'nothing'"),
-    "arms of one name": ("", {"ablation.arms": ("own.py:mine", "other.py:mine")}, "has two arms of one name"),
+    "arms of one name": ("", {"ablation.arms": ("own.py:mine", "other.py:mine")},
+                         "has two arms with the same name"),
 }
 
 

@@ -151,7 +151,7 @@ def test_memory_as_it_is_planned():
     (["generator.model.sample_weight_dtype=int8"],
      r"generator\.model\.sample_weight_dtype=int8 makes .* generator\.loss\.importance_cap=0 .*: set it to 2, or"),
     (["generator.model.sample_cache_dtype=int8", "verifier.loss.importance_cap=2.0"],
-     r"generator\.loss\.importance_cap=0 corrects for nothing"),
+     r"generator\.loss\.importance_cap=0 does not correct for this"),
 ])
 def test_settings_that_are_refused(overrides, message):
     with pytest.raises(ValueError, match=message):

@@ -38,7 +38,7 @@ def full_disk(path) -> OSError:
 def test_a_disk_that_fails_is_one_line_with_the_file(number, tmp_path, monkeypatch):
     message = end_of(OSError(number, os.strerror(number), "runs/x/summary.json"), tmp_path, monkeypatch)
     assert message.startswith(f"error: runs/x/summary.json: {os.strerror(number)} (") and "\n" not in message
-    assert message.endswith(f"What is saved in {tmp_path} is kept: the same command goes on from there")
+    assert message.endswith(f"What is saved in {tmp_path} is kept: the same command resumes from there")
 
 
 @pytest.mark.parametrize("error, part", [

@@ -89,7 +89,7 @@ def test_settings_of_a_run_come_back(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(saved | {"rl.gama": 1}))
     with pytest.raises(ValueError, match=r"does not know \(rl\.gama=1\)"):
         read_config(tmp_path)
-    for text, message in (("{", "cannot be read"), ("[1]", r"holds \[1\], and not the settings of a run")):
+    for text, message in (("{", "cannot be read"), ("[1]", r"holds \[1\], not the settings of a run")):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=message):
             read_config(tmp_path)
