@@ -39,7 +39,7 @@ def describe_run(
     )
     if schedule.cycle[1] and not turns["verifier"]:
         console.log(
-            "the verifier has no turn besides its warm-up: its first would come after generator step "
+            "the verifier has no turn after its warm-up: the first would come after generator step "
             f"{rl.generator_turns_per_cycle}, and rl.generator_steps is {rl.generator_steps}"
         )
     console.log(
@@ -55,8 +55,8 @@ def describe_run(
         "verifier": f"agreement with the grade + {rl.gamma:g} x format score",
     }
     if policies["verifier"].is_shared:
-        console.log("one policy has both roles: each role's learning rate follows its own schedule, which counts the "
-                    "updates in its own turns; AdamW's moments are shared")
+        console.log("one policy has both roles: each role's learning rate follows its own schedule and counts only its "
+                    "own updates; AdamW's moments are shared")
     for role, policy in policies.items():
         if config[role].reward:
             console.log(f"the {role}'s reward: {usual[role]} + {config[role].reward}")

@@ -109,7 +109,7 @@ def run_stage_one(
             ended[role] = _fresh_params(policy, config.seed)
         weights[role] = _with_base(policy, ended[role], config.seed, bases)
         if base_of.get(role) and base_of[role] != tree_fingerprint(split(weights[role])[1]):
-            raise ValueError(f"{role}.init_from={init_from}: its adapters belong to other weights than those of "
+            raise ValueError(f"{role}.init_from={init_from}: its adapters do not belong to the weights of "
                              f"{role}.checkpoint={config[role].checkpoint}: name the checkpoint of that run")
     if len(weights) > 1 and policies["verifier"].is_shared:
         weights["generator"] = weights["verifier"]

@@ -63,7 +63,7 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
 def check_alike(config: ConfigDict, role: str, digest: Hashable) -> None:
     """Raise ValueError, in every process, if they made different results of the same responses."""
     require(len(set(hosts.join_parts([digest]))) == 1, f"arm={config.arm}, the {role}'s turn: processes have different "
-            "results for the same responses: a turn has to be a function of the Turn alone")
+            "results for the same responses: a turn must be a function of the Turn alone")
 
 
 @dataclasses.dataclass(frozen=True)

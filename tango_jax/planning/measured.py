@@ -48,7 +48,7 @@ def open_run(workdir: str) -> Run:
     if not (path / "metrics.jsonl").is_file() or not (path / "config.json").is_file():
         raise ValueError(f"{workdir} has no metrics.jsonl and config.json: give the workdir of a finished run")
     if not is_finished(path):
-        raise ValueError(f"{workdir} holds a run that has not ended: it has no summary.json; start it again to end it")
+        raise ValueError(f"{workdir} holds an unfinished run: it has no summary.json; start it again to finish it")
     config, rows = read_config(path), read_metrics(path)
     turns = {role: found for role in ROLES if (found := [row for row in rows if row["phase"] == role])}
     if not turns:
@@ -73,7 +73,7 @@ def _machine(workdir: Path) -> tuple[str, int, int]:
     """(target, devices, processes), the same at each start of the run. Raises ValueError."""
     attempts = read_provenance(workdir).get("attempts", [])
     if not attempts:
-        raise ValueError(f"{workdir} does not say on what it ran: it has no provenance.json; give a newer run")
+        raise ValueError(f"{workdir} does not say on which machine it ran: it has no provenance.json; give a newer run")
     machines = list(dict.fromkeys(map(_described, attempts)))
     if len(machines) > 1:
         raise ValueError(f"{workdir} ran on {', then on '.join(machines)}, and its turns do not say on which: give a "
@@ -85,8 +85,8 @@ def _machine(workdir: Path) -> tuple[str, int, int]:
         raise ValueError(f"{workdir} ran on {machines[0]}, whose rates are unknown; known are "
                          f"{', '.join(TARGETS)}, cpu")
     if name == "cpu" and facts["cpu"] != (here := cpu_model()):
-        raise ValueError(f"{workdir} ran on a {facts['cpu']}, and this machine has a {here}, whose rates say nothing "
-                         "of it: run this command there")
+        raise ValueError(f"{workdir} ran on a {facts['cpu']}, and this machine has a {here} with other rates: run this "
+                         "command there")
     return name, sum(facts["devices"].values()), facts["processes"]
 
 

@@ -264,7 +264,7 @@ def set_batches(
         for (_, key), values in tried.items():
             settings.put(f"{role}.{key}", values[-1])
         mistakes.require(len(config[role].row_buckets) > 0, f"{role}.row_buckets=() names no number of rows to decode: "
-                         "name at least one, or leave it out, and it follows from the memory")
+                         "name at least one, or leave the setting out to fit it to the memory")
     mistakes.raise_all()
     with mistakes.collected():
         job = sized_job(config, models, machine)

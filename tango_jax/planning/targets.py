@@ -135,7 +135,7 @@ def parse_target(text: str) -> tuple[str, int]:
     if sizes and number not in sizes:
         raise ValueError(f"--target={text}: {name} comes in slices of {', '.join(map(str, sizes))} chips")
     if not sizes and number > target.per_host and number % target.per_host:
-        raise ValueError(f"--target={text}: a machine has {target.per_host} devices, and {number} are no multiple: "
+        raise ValueError(f"--target={text}: a machine has {target.per_host} devices, and {number} is not a multiple: "
                          "choose one")
     return name, number
 

@@ -82,6 +82,6 @@ def algorithm_of(name: str, key: str = "loss.algorithm") -> Algorithm:
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if not is_user_code(name):
-        raise ValueError(f"{key}={name!r} is not one of {', '.join(ALGORITHMS)}{meant(name, ALGORITHMS)}; one of your "
-                         "own is FILE.py:name")
+        raise ValueError(f"{key}={name!r} is not one of {', '.join(ALGORITHMS)}{meant(name, ALGORITHMS)}; your own "
+                         "algorithm is FILE.py:name")
     return load_object(key, name, Algorithm)

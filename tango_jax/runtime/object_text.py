@@ -32,8 +32,8 @@ def text_of(value: Any, name: str) -> str:
     try:
         writer.dump(value)
     except (TypeError, AttributeError, ValueError, RecursionError, pickle.PicklingError) as error:
-        raise ValueError(f"{name} holds what cannot be compared when the run is resumed ({error}): hand over numbers, "
-                         "texts and functions instead") from error
+        raise ValueError(f"{name} holds a value that cannot be compared when the run is resumed ({error}): hand over "
+                         "numbers, texts and functions instead") from error
     return "\n".join([*writer.sources, f"{name}: sha256 {hashlib.sha256(stream.getvalue()).hexdigest()}"])
 
 

@@ -211,7 +211,7 @@ def run_file(path: str, source: bytes | None = None) -> types.ModuleType:
     try:
         exec(code, module.__dict__)
     except LoadsItself:
-        raise ValueError(f"it starts what loads this file again: put that {GUARD}") from None
+        raise ValueError(f"it starts a command that loads this file again: put the start {GUARD}") from None
     finally:
         _running.reset(before)
     return module

@@ -36,7 +36,8 @@ def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer], further
     if task.grade_kind not in KINDS:
         make_fn.refuse(f"grade_kind={shortened(task.grade_kind)} is not one of {', '.join(KINDS)}")
     if task.num_test is not None and (type(task.num_test) is not int or task.num_test < 1):
-        make_fn.refuse(f"num_test={shortened(task.num_test)} must be a number of problems from 1, or None: no limit")
+        make_fn.refuse(f"num_test={shortened(task.num_test)} must be a whole number of at least 1, or None for no "
+                       "limit")
     if task.sft_example and not task.sft_roles:
         task = task._replace(sft_roles=ROLES)
     functions = {name: value for name, value in task._asdict().items() if callable(value)}

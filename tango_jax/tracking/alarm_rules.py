@@ -17,7 +17,7 @@ from tango_jax.text.prompts import PROMPTS
 
 # Prefixes of the metrics of verdicts, and how a message names them.
 VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns",
-            "verifier/judged_": "of the part that it judges in the generator's turns"}
+            "verifier/judged_": "on the solutions that it judges in the generator's turns"}
 # Prefixes of the grader's failures, and whose answers it graded.
 GRADED = {"grader/": "generator", "grader/label_": "generator", "grader/second_try_": "second_try"}
 
@@ -202,7 +202,7 @@ def _misaligned(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | 
         return None
     return (
         f"{mean:.1%} of the verifications in the generator's turns have more or fewer judgements than the solution has "
-        "steps, so that it has no step reward",
+        "steps, and the solution gets no step rewards",
         f"{limits.misaligned}",
         "read a few: a generator that joins its steps, or writes none, escapes the verifier; raise rl.format_weight. "
         "If the steps are sound, give the verifier's stage 1 more steps, or rl.warmup_steps with rl.gamma above 0",

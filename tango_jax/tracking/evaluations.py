@@ -209,17 +209,18 @@ def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
     side_by_side, pair = (row.task, row.setting), (row.task, row.setting, row.start, row.seed)
     found = [
         (("setup", *side_by_side), row.setup, f"had {SETUP_IN_WORDS}"),
-        (("method", *side_by_side, row.arm), row.method, f"of arm {row.arm} had other settings beside the seed, such "
-         "as a schedule, a reward, a loss or a learning rate, or another version of your function"),
-        (("weights", *side_by_side), row.weights, "started from other weights: the checkpoints or adapters that they "
-         "name have other contents"),
-        (("problems", *side_by_side, row.start), row.problems, "had files of problems or prompts with other contents"),
-        (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with other "
-         "weights of the generator, and are no pair"),
+        (("method", *side_by_side, row.arm), row.method, f"of arm {row.arm} differ in more than the seed, such "
+         "as a schedule, a reward, a loss, a learning rate or the version of your function"),
+        (("weights", *side_by_side), row.weights, "started from different weights: the checkpoints or adapters that "
+         "they name have different contents"),
+        (("problems", *side_by_side, row.start), row.problems, "had files of problems or prompts with different "
+         "contents"),
+        (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with "
+         "different weights of the generator, and are no pair"),
     ]
     if _asks_verifier(row):
         found.append((("verifier_start", *pair), row.verifier_start, f"of start {row.start} and seed {row.seed} began "
-                      "with other weights of the verifier, and are no pair"))
+                      "with different weights of the verifier, and are no pair"))
     return found
 
 

@@ -40,7 +40,7 @@ FUNCTIONS = ("arm", "task.name", "task.grader", *(f"{role}.{name}" for role in R
                                                   for name in ("reward", "loss.algorithm", "loss.term")))
 TEMPLATES = tuple(f"{role}.template" for role in ROLES)
 _TOLD = ("tango_jax", "commit", "dirty", "source", "python", *LIBRARIES, "platform", "devices", "processes", "cpu")
-_RESTORE = "restore it, or delete it: what the run was made with is then unknown, and changes of it go unnoticed"
+_RESTORE = "restore it; if you delete it, nobody can tell what made the run, and changes go unnoticed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +100,8 @@ def _check_method(config: ConfigDict, workdir: Path) -> None:
         told = "; ".join(_difference(key, before.get(key), files.get(key), workdir) for key in differing)
         accept = shlex.join(["mv", str(workdir / PROVENANCE), str(workdir / GIVEN_UP)])
         raise ValueError(f"{workdir} holds a run that was begun with another method ({told}): put back what was there, "
-                         f"choose another --workdir, or accept the change with `{accept}`, after which the run "
-                         "compares with none that was made by one method alone")
+                         f"choose another --workdir, or accept the change with `{accept}`; the run is then not "
+                         "comparable with runs made by one method")
 
 
 def _difference(key: str, then: dict | None, now: dict | None, workdir: Path) -> str:

@@ -49,7 +49,7 @@ def build_page(
     `out` is a file and no report.
 
     """
-    _check_is_report(out, f"--out={out} is no report and would be lost; name another file")
+    _check_is_report(out, f"--out={out} is no report and would be overwritten; name another file")
     title, payloads, packed, warnings = _content(runs, as_seed)
     kept = _at_most(packed, max_rollouts)
     kept, chosen = _within(kept, max_bytes - len(_fill(title, payloads).encode()))
@@ -68,7 +68,8 @@ def build_bundle(
 
     """
     index, data = folder / "index.html", folder / "data"
-    _check_is_report(index, f"--bundle={folder}: its index.html is no report and would be lost; name another folder")
+    _check_is_report(index, f"--bundle={folder}: its index.html is no report and would be overwritten; name another "
+                     "folder")
     title, payloads, packed, warnings = _content(runs, as_seed)
     kept = packed if max_rollouts is None else _at_most(packed, max_rollouts)
     names = []
@@ -109,7 +110,7 @@ def _content(
     found = comparison.lines_of(runs, as_seed)
     warnings = comparison.warnings(found, as_seed)
     if others:
-        warnings.append(f"{others} rollouts are not about a solution, and only in rollouts/")
+        warnings.append(f"{others} rollouts are not about a solution; they are only in rollouts/")
     facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed), "warnings": warnings}
     payloads = {
         "plotly": pack.encode(_read(PLOTLY).encode()),

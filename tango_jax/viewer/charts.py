@@ -47,8 +47,8 @@ def training(run: Run) -> list[dict]:
                   f"95 % interval, and of the {sampled} sampled in a turn.", accuracy + reward, TURN,
                   score=True, **warmup),
             panel("Second tries", "Shares of the solutions of a turn.", tried, TURN, score=True, **warmup),
-            panel("Trust in the verifier", "The factor of the step rewards' weight, and the share of the solutions "
-                  "that it judges.", believed, TURN, score=True, **warmup),
+            panel("Trust in the verifier", "The factor that trust puts on step rewards, and the share of solutions "
+                  "that the verifier judges.", believed, TURN, score=True, **warmup),
             panel("Entropy", "Nats per token; near 0 the policy no longer explores.", both("entropy"), TURN, **warmup),
             panel("KL to the reference", "For policies with a reference.", both("kl"), TURN, **warmup),
             panel("Response length", "Mean number of sampled tokens.", both("length_mean"), TURN, **warmup),

@@ -104,7 +104,7 @@ def _other_starts(line: Line, as_seed: Collection[str]) -> list[str]:
             continue
         by_start = _grouped(line.runs, lambda run, key=key: on_one_line(_start(run, key)) or "empty")
         told = "; ".join(f"{start} in {_names(runs)}" for start, runs in by_start.items())
-        found.append(f"the runs of the line {line.label} differ in {key}, so that its mean is not over seeds alone "
+        found.append(f"the runs of the line {line.label} differ in {key}, so its mean is not over seeds alone "
                      f"({told}): leave out all but those with the same start, or add --as_seed={key}")
     return found
 
@@ -127,7 +127,7 @@ def _other_sources(runs: Sequence[Run]) -> list[str]:
     if len(by_source) < 2:
         return []
     told = "; ".join(f"{source} in {_names(runs)}" for source, runs in by_source.items())
-    return [f"the runs were made with different source code of tango_jax ({told}): if a change of it concerns the "
+    return [f"the runs were made with different source code of tango_jax ({told}): if the change concerns the "
             "method, leave out all but those with the same source"]
 
 

@@ -170,13 +170,13 @@ def _note(run: Run, items: list[Judged]) -> str:
         return "No rollouts of a verifier were dumped by this run, so some charts and tables are missing."
     settings, chosen = run.settings, ""
     if settings.get("rl.dynamic_sampling"):
-        chosen += " Dynamic sampling has chosen them: most groups whose rewards are all alike are not among them."
+        chosen += " Dynamic sampling chose them: most groups with equal rewards are missing."
     if settings.get("rl.trust") or settings.get("rl.judge", "all") != "all":
         chosen += (" In the generator's turns rl.judge and rl.trust choose which solutions are judged, some by their "
-                   "grade: the share of correct ones among them is not that of the turn.")
+                   "grade, so the share of correct solutions among them differs from the share of the turn.")
     return (
         "The fixed pool is judged greedily, so that runs can be compared. The tables, disagreements and gold steps "
         f"count the dumped rollouts of {_whose(items)}, sampled at temperature "
-        f"{run.settings['verifier.temperature']:g}. Small pale points have fewer than {FEW} cases; 95 % intervals take "
-        f"all cases as independent, and so are rather too narrow.{chosen}"
+        f"{run.settings['verifier.temperature']:g}. Small pale points have fewer than {FEW} cases. The 95 % intervals "
+        f"treat cases as independent, so they are somewhat too narrow.{chosen}"
     )

@@ -278,7 +278,7 @@ def _check_tied_head(folder: Path, config: ModelConfig, tensors: dict[str, Store
             difference = f"row {start + int(is_other.argmax())} of {count} differs"
             break
     if difference:
-        raise ValueError(f"{folder}: {names[0]} is not the embedding that tie_word_embeddings=true says it is "
+        raise ValueError(f"{folder}: tie_word_embeddings=true, but {names[0]} differs from the embedding "
                          f"({difference}): set it to false in config.json, or fetch the checkpoint again")
 
 

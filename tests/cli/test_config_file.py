@@ -109,7 +109,7 @@ def test_a_config_file_that_loads_itself_is_one_line(tmp_path):
     path = tmp_path / "mistaken.py"
     path.write_text("from tango_jax.train import load_config\ndef get_config():\n    return load_config('tiny')\n"
                     "load_config(__file__)\n")
-    with pytest.raises(ValueError, match=r"^.*mistaken\.py: it starts what loads this file again: put that under `if"):
+    with pytest.raises(ValueError, match=r"^.*mistaken\.py: it starts a command that loads this file again: put the "):
         load_config(str(path))
 
 

@@ -136,7 +136,7 @@ def test_a_grader_of_ones_own_decides(tokenizer, tmp_path, monkeypatch):
     assert (figures(result)["greedy", 1], figures(result)["pass", 1]) == (0, 3 / 8)
     rows = [json.loads(line) for line in (tmp_path / "out/rows/gsm8k.jsonl").read_text().splitlines()]
     assert all(row["is_correct"] == (row["answer"] == "5") for row in rows) and any(row["is_correct"] for row in rows)
-    assert "warning: the grader finds the answer of problem" in stream.getvalue()
+    assert "warning: the grader rejects the gold answer of problem" in stream.getvalue()
     page = (tmp_path / "out/tables.md").read_text()
     assert page.index("- `own.py:five` decides what is right in gsm8k; these figures") < page.index("## ")
     (tmp_path / "own.py").write_text("def five(problem, answer): return answer\n")

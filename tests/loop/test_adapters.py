@@ -123,7 +123,7 @@ def test_another_base_is_refused(model, tmp_path):
     with pytest.raises(ValueError, match=r"^generator\.checkpoint=.* has changed and verifier\.checkpoint=.* has chan"
                                          "ged since the checkpoint of turn"):
         run.run_or_resume(config, workdir, SILENT, policies)
-    with pytest.raises(ValueError, match="belong to other weights than those that the run's generator would start"):
+    with pytest.raises(ValueError, match="were trained on other weights than the run's generator starts"):
         open_workdir(workdir, "generator").load_params()
 
 
@@ -133,7 +133,7 @@ def test_another_base_is_refused_in_stage_one_and_by_what_starts_from_it(model, 
     config = config_of(other, f"generator.init_from={whole}", "verifier.sft.steps=0")
     policies = policies_of(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
-    with pytest.raises(ValueError, match=r"^generator\.init_from=.*: its adapters belong to other weights than thos"):
+    with pytest.raises(ValueError, match=r"^generator\.init_from=.*: its adapters do not belong to the weights"):
         run_stage_one(policies, config, task, tmp_path / "run", SILENT, hosts.Preemption(is_watching=False))
     moved = config_of(other)
     (tmp_path / "begun").mkdir()
@@ -207,10 +207,10 @@ def test_another_run_takes_the_adapters_of_stage_one(model, whole, tmp_path):
     with pytest.raises(CheckpointError, match=r"layers/down_lora_a: checkpoint float32\[2,48,4\], this run"):
         run_stage_one(policies_of(wrong), wrong, task, tmp_path / "no", SILENT, hosts.Preemption(is_watching=False))
     assert not (tmp_path / "no").exists(), "found before the generator's stage 1"
-    with pytest.raises(ValueError, match=r"were trained with generator\.model\.lora\.alpha=32\.0, and it is 64"):
+    with pytest.raises(ValueError, match=r"were trained with generator\.model\.lora\.alpha=32\.0; here it is 64\.0"):
         check_init_from(config_of(model, f"generator.init_from={whole}", "generator.model.lora.alpha=64.0"))
-    with pytest.raises(ValueError, match=r"holds adapters, from which the verifier's stage 1 goes on, and that trains "
-                                         r"all parameters: set verifier\.sft\.full=False"):
+    with pytest.raises(ValueError, match=r"holds adapters, but the verifier's stage 1, which continues from them, "
+                                         r"trains all parameters: set verifier\.sft\.full=False"):
         check_init_from(config_of(model, f"generator.init_from={whole}", "verifier.sft.start=generator",
                                   "verifier.sft.full=True"))
 

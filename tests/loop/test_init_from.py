@@ -127,7 +127,7 @@ def test_one_policy_does_not_start_from_two(source, tmp_path, old, here, is_refu
     config = load_config(TINY, [*start, *here])
     if not is_refused:
         return check_init_from(config)
-    with pytest.raises(ValueError, match=r"^verifier\.init_from=.*: both roles are one policy here, and two in"):
+    with pytest.raises(ValueError, match=r"^verifier\.init_from=.*: here both roles are one policy, but that run has"):
         check_init_from(config)
 
 

@@ -177,6 +177,6 @@ def test_what_a_closure_holds_is_part_of_the_method(tmp_path):
     started(0.5)
     with pytest.raises(ValueError, match="another method .arm: the text of the object mine differs from the one"):
         started(0.9)
-    with pytest.raises(ValueError, match=r"arm=python:mine: mine holds what cannot be compared when the run is "
+    with pytest.raises(ValueError, match=r"arm=python:mine: mine holds a value that cannot be compared when the run is "
                        r"resumed \(cannot pickle '_thread.lock' object\): hand over numbers, texts and functions"):
         started(threading.Lock())

@@ -32,9 +32,9 @@ MISTAKES = {
     "a known name": ("tango = ARMS['tango']\n", {"arm": "own.py:tango"}, "has the name of an arm that is built in"),
     "no turns": ("arm = dataclasses.replace(GRPO, turns={})\n", {"arm": "own.py:arm"}, "turns must be a mapping from"),
     "another role": ("arm = dataclasses.replace(GRPO, turns={'judge': solve})\n", {"arm": "own.py:arm"},
-                     "turns must be a mapping from generator or verifier to a function of a Turn, and is "),
+                     "turns must be a mapping from generator or verifier to a function of a Turn, not "),
     "no function": ("arm = dataclasses.replace(GRPO, turns={'generator': 'solve'})\n", {"arm": "own.py:arm"},
-                    "turns must be a mapping from generator or verifier to a function of a Turn, and is "),
+                    "turns must be a mapping from generator or verifier to a function of a Turn, not "),
     "another signature": ("def f(a, b):\n    pass\narm = dataclasses.replace(GRPO, turns={'generator': f})\n",
                           {"arm": "own.py:arm"}, r"own\.py, line \d+: TypeError: f\(\) missing 1 required positional"),
     "a verifier that it does not have": (
@@ -145,7 +145,7 @@ def test_the_record_of_an_arm_is_stored_whole():
 def test_a_name_that_is_none_is_told_with_the_closest():
     with pytest.raises(ValueError, match=r"arm='tangoo' is not one of tango, grpo, .* \(did you mean tango\?\)"):
         load_arm("tangoo")
-    with pytest.raises(ValueError, match="arm='xyz' is not one of tango, grpo, .*; one of your own is FILE.py:name"):
+    with pytest.raises(ValueError, match="arm='xyz' is not one of tango, grpo, .*; your own arm is FILE.py:name"):
         load_arm("xyz")
 
 

@@ -194,7 +194,7 @@ MISTAKES = {
     "a sample whose count depends on data": (
         "solutions, reward = solved(t)\n"
         "t.sample('verifier', [one for one in solutions if one.is_correct])\nreturn taught(t, solutions, reward)",
-        r"t\.sample\(\.\.\., prompt=verifier\) has 0 to 4 parents, which depends on data: give at_most= the most that"),
+        r"t\.sample\(\.\.\., prompt=verifier\) has 0 to 4 parents, depending on data: give at_most=, the largest"),
     "more than at_most": (
         "solutions, reward = solved(t)\n"
         "t.sample('verifier', [one for one in solutions if one.is_correct], at_most=2)\n"
@@ -203,7 +203,7 @@ MISTAKES = {
     "samples that depend on data": (
         "solutions, reward = solved(t)\n"
         "t.sample('verifier', solutions, 1 + solutions[0].is_correct)\nreturn taught(t, solutions, reward)",
-        r"t\.sample\(\.\.\., prompt=verifier\) takes 1 to 2 samples by what was sampled before: take one number"),
+        r"t\.sample\(\.\.\., prompt=verifier\) takes 1 to 2 samples, depending on earlier samples: take one number"),
     "a call that depends on data": (
         "solutions, reward = solved(t)\nif solutions[0].is_correct:\n    t.sample('verifier', solutions)\n"
         "return taught(t, solutions, reward)",
@@ -238,7 +238,7 @@ MISTAKES = {
     "nothing": (USUAL.rstrip(), r"it returned None; it must return a Lesson"),
     "responses of the other role": (
         USUAL + "return taught(t, judged, Rewards(np.arange(4, dtype=np.float32), {}))",
-        r"the lesson's responses are 4 of the verifier; they must be responses of the generator, one at least"),
+        r"the lesson's responses are 4 of the verifier; they must be at least one response of the generator"),
     "responses of both roles": (
         USUAL + "both = joined([solutions, judged], 8)\n"
         "return taught(t, both, Rewards(np.arange(len(both), dtype=np.float32), {}))",
@@ -249,7 +249,7 @@ MISTAKES = {
     "a metric that another part of the turn has": (
         USUAL + "return taught(t, solutions, reward, metrics={'generator/reward/outcome': 1.0, "
         "'generator/length_max': 1.0})",
-        "metrics of the name generator/length_max and generator/reward/outcome: rename"),
+        "metrics named generator/length_max and generator/reward/outcome: rename"),
     "memory changed in place": (
         USUAL + "t.memory.own['turns'] = 1.0\nreturn taught(t, solutions, reward)",
         r"own\.py, line \d+: TypeError: 'mappingproxy' object does not support item assignment"),
@@ -262,7 +262,7 @@ MISTAKES = {
     "a clock": (
         USUAL + "own = Rewards(reward.reward_B + np.float32(time.perf_counter_ns() % 1e6), reward.metrics)\n"
         "return taught(t, solutions, own)",
-        "with the same responses it has another result each time: a turn has to be a function of the Turn alone"),
+        "with the same responses it has another result each time: a turn must be a function of the Turn alone"),
     "random numbers": (
         USUAL + "own = Rewards(np.random.random(len(solutions)).astype(np.float32), reward.metrics)\n"
         "return taught(t, solutions, own)",
@@ -272,7 +272,7 @@ MISTAKES = {
         r"there is no stream of problems 'hard': choose one of train, verifier, curriculum"),
     "another role's prompt": (
         "from tango_jax.text.prompts import JUDGE\nsolutions = t.sample('generator', t.problems(), 2, prompt=JUDGE)\n",
-        r"t\.sample\('generator', \.\.\., prompt=verifier\): that is a verifier's prompt"),
+        r"t\.sample\('generator', \.\.\., prompt=verifier\): this is a verifier's prompt"),
     "the reference of the other role": (
         "from tango_jax.text.prompts import INFORMED\n" + USUAL + "t.reference_logps(judged, INFORMED)\n"
         "return taught(t, solutions, reward)",
@@ -317,9 +317,9 @@ def test_what_the_mistakes_were_made_in_is_a_method(tmp_path):
 def test_settings_of_trust_need_a_turn_that_takes_them(tmp_path):
     config = written(tmp_path, GOOD, **{"rl.trust": "(0.4,0.55)"})
     assert refused(config, tmp_path) == (
-        "rl.trust=(0.4, 0.55) and rl.judge=all change tango.solve, which the generator's turn of "
-        f"arm={tmp_path}/own.py:mine is not: build it on tango_jax.method.trust.solve, or set rl.trust=() "
-        "and rl.judge=all")
+        "rl.trust=(0.4, 0.55) and rl.judge=all change tango.solve, and the generator's turn of "
+        f"arm={tmp_path}/own.py:mine does not use it: build the turn on tango_jax.method.trust.solve, or set "
+        "rl.trust=() and rl.judge=all")
     assert "rl.judge=failed change tango.solve" in refused(written(tmp_path, GOOD, **{"rl.judge": "failed"}), tmp_path)
     on_trust = "from tango_jax.method import trust\nreturn trust.solve(t)"
     method = load_method(written(tmp_path, on_trust, **{"rl.trust": "(0.4,0.55)"}))
@@ -354,4 +354,4 @@ def test_more_parents_than_the_rehearsal_said_is_one_error(tmp_path):
     assert "\n" not in str(error.value)
     assert "t.sample(..., prompt=verifier), call 1 of that prompt, has 8 parents with 1 samples each, and the " in str(
         error.value)
-    assert "rehearsal said 4 at most with 1: give at_most= the most that there can be" in str(error.value)
+    assert "rehearsal had at most 4 with 1: give at_most=, the largest number possible" in str(error.value)

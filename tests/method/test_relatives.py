@@ -74,7 +74,7 @@ def test_an_algorithm_that_compares_all_groups_takes_none_of_different_sizes():
     config.generator.loss.algorithm = "reinforce_pp"
     t = turn_of(config, "generator", {"generator": [solution(False)] * 2, "verifier": [verification("INCORRECT")] * 2,
                                       "second_try": [solution()] * 2})
-    with pytest.raises(ValueError, match="of different sizes, which generator.loss.algorithm=reinforce_pp does not"):
+    with pytest.raises(ValueError, match="of different sizes, and generator.loss.algorithm=reinforce_pp cannot"):
         solve_twice(t)
 
 

@@ -98,8 +98,8 @@ def damaged(path: Path, what: str) -> Path:
 
 @pytest.mark.parametrize("what, message", [
     ("metrics", "has no metrics.jsonl and config.json: give the workdir of a finished run"),
-    ("summary", "holds a run that has not ended: it has no summary.json"),
-    ("machine", "does not say on what it ran: it has no provenance.json"),
+    ("summary", "holds an unfinished run: it has no summary.json"),
+    ("machine", "does not say on which machine it ran: it has no provenance.json"),
     ("turns", "has no turn of either role"),
     ("a device", "ran on 8 x NVIDIA B200 in 1 process(es), whose rates are unknown"),
     ("a cpu", "ran on a A Processor, and this machine has a"),

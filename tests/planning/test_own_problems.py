@@ -257,7 +257,7 @@ def test_no_number_of_rows_is_one_message(folder, tmp_path):
     with pytest.raises(SettingsError) as error:
         own(folder, problems, "generator.row_buckets=()")
     assert error.value.messages == ("generator.row_buckets=() names no number of rows to decode: name at least one, or "
-                                    "leave it out, and it follows from the memory",)
+                                    "leave the setting out to fit it to the memory",)
 
 
 # -------------------------------------------------------------------------------------------------------------- machine

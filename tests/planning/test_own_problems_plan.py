@@ -105,8 +105,8 @@ def test_a_hub_id_needs_no_network(tmp_path, monkeypatch, model):
     notes = config.notes.splitlines()
     assert "the generator's prompts are counted roughly and the verifier's prompts are counted roughly" in notes[0]
     assert "134 M parameters on 1 x tpu" in notes[3]
-    assert notes[5].startswith(f"a plan downloads nothing, and the tokenizer of {model} is not here: a token is "
-                               "counted for each 2.5 bytes")
+    assert notes[5].startswith(f"a plan downloads nothing, and the tokenizer of {model} is not here: one token is "
+                               "counted for every 2.5 bytes")
     assert notes[5].endswith("or set generator.max_prompt and generator.max_response and verifier.max_prompt and "
                              "verifier.max_response")
     assert plan_source(config, "generator").model_config.width == 576

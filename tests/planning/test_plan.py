@@ -173,7 +173,7 @@ def test_a_compiler_that_runs_out_of_memory_is_no_crash():
 
 @pytest.mark.parametrize("argument, message", [
     ("--target=b200:8", f"choose one of {', '.join(TARGETS)}, cpu"),
-    ("--target=a100-80gb:12", "a machine has 8 devices, and 12 are no multiple"),
+    ("--target=a100-80gb:12", "a machine has 8 devices, and 12 is not a multiple"),
     ("--target=tpu-v5p:24", "comes in slices of 4, 8, 16, 32"),
     ("--target=a100-80gb:x", "with a number of devices, 1 or more, after a colon"),
     ("--target=a100-80gb:0", "with a number of devices, 1 or more, after a colon"),

@@ -185,7 +185,8 @@ def test_a_file_that_loads_itself_is_one_line_and_not_a_recursion(tmp_path, call
     path.write_text(f"{LOADS}def f(x):\n    return x\n{call}\n")
     for _ in range(2):
         assert refused(load_function, "a.key", f"{path}:f", ("x",)) == (
-            f'a.key={path}:f: {path}: it starts what loads this file again: put that under `if __name__ == "__main__":`'
+            f"a.key={path}:f: {path}: it starts a command that loads this file again: put the start under "
+            '`if __name__ == "__main__":`'
         )
     path.write_text(f"{LOADS}def f(x):\n    return x\nif __name__ == '__main__':\n    load()\n")
     assert load_function("a.key", f"{path}:f", ("x",)).call(3) == 3

@@ -157,7 +157,7 @@ WRITTEN = (
     ("plan", "--filled=nan", "--filled=nan"),
     ("plan", "--per-process=3", "--per-process=3"),
     ("plan", "--target=b200:8", "b200:8"),
-    ("plan", "--target=h100:12", "12 are no multiple"),
+    ("plan", "--target=h100:12", "12 is not a multiple"),
     ("plan", "--target=cpu:100000", "cpu:100000"),
     ("plan", "--config.rl.gamma=-1", "rl.gamma=-1.0"),
     ("bench", "--runs=0", "--runs=0"),

@@ -121,7 +121,7 @@ def test_messages_name_limits_and_keys_that_exist():
 
 
 @pytest.mark.parametrize("prefix, place", [("live_", "in the generator's turns"),
-                                           ("judged_", "of the part that it judges in the generator's turns")])
+                                           ("judged_", "on the solutions that it judges in the generator's turns")])
 def test_verdicts_are_judged_where_they_are_given(prefix, place):
     """A verifier that says CORRECT of everything in the generator's turns, and judges well in its own."""
     own = {"verifier/rate_correct": 0.5, "verifier/rate_invalid": 0.0, "verifier/outcome_balanced_accuracy": 0.9}

@@ -211,13 +211,13 @@ def test_what_a_run_started_from_is_in_its_rows():
 
 @pytest.mark.parametrize("digests, others, message", [
     ({"setup": "1"}, {"seed": 1, "setup": "2"}, "had other problems, another model, stage 1 or prompt, or turns"),
-    ({"method": "1"}, {"seed": 1, "method": "2"}, "of arm grpo had other settings beside the seed"),
-    ({"problems": "1"}, {"seed": 1, "problems": "2"}, "had files of problems or prompts with other contents"),
+    ({"method": "1"}, {"seed": 1, "method": "2"}, "of arm grpo differ in more than the seed"),
+    ({"problems": "1"}, {"seed": 1, "problems": "2"}, "had files of problems or prompts with different contents"),
     ({"generator_start": "1"}, {"arm": "tango", "generator_start": "2"},
-     "of start 3 and seed 0 began with other weights of the generator"),
-    ({"weights": "1"}, {"seed": 1, "weights": "2"}, "started from other weights: the checkpoints or adapters that"),
+     "of start 3 and seed 0 began with different weights of the generator"),
+    ({"weights": "1"}, {"seed": 1, "weights": "2"}, "started from different weights: the checkpoints or adapters that"),
     ({"arm": "fixed_verifier", "verifier_start": "1"}, {"arm": "tango", "verifier_start": "2"},
-     "began with other weights of the verifier"),
+     "began with different weights of the verifier"),
 ])
 def test_runs_that_do_not_compare_are_not_read_together(tmp_path, digests, others, message):
     write_table([evaluation(0, 0.5, **digests)], tmp_path / "a.csv")

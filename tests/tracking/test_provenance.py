@@ -188,5 +188,5 @@ def test_what_is_told_of_a_run(config, tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", '{"attempts": [], "files": {}}'])
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "provenance.json").write_text(content)
-    with pytest.raises(ValueError, match=r"provenance\.json (cannot be read|is damaged).*; restore it, or delete it"):
+    with pytest.raises(ValueError, match=r"provenance\.json (cannot be read|is damaged).*; restore it; if you delete"):
         read_provenance(tmp_path)

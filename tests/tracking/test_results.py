@@ -72,16 +72,17 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     assert len(compare(config, tmp_path)) == 4
     write_table([row._replace(generator_start="c" * 12, verifier_step_f1=None) for row in stored], config.compare_with)
     *_, last = compare(config, tmp_path)  # the same scores are no proof of the same weights
-    assert last.startswith("these are not paired: they began with other weights and the same scores. On another kind")
+    assert last.startswith(
+        "these are not paired: they began with different weights, though with the same scores. On another kind")
     config.generator.init_from = "runs/sft"
     *_, last = compare(config, tmp_path)
-    assert last.endswith("and the same scores. generator.init_from may hold other weights than they had")
+    assert last.endswith("though with the same scores. generator.init_from may hold other weights than before")
     config.generator.init_from = ""
     write_table([row._replace(problems="q") for row in stored], config.compare_with)
     assert compare(config, tmp_path) == [
-        "this run is not compared with those in stored.csv: its files of problems or prompts have other contents"]
+        "this run is not compared with those in stored.csv: its files of problems or prompts have different contents"]
     write_table([row._replace(method="another") for row in stored], config.compare_with)
-    assert compare(config, tmp_path)[-1].startswith("beside the arm they differ in other settings, such as a schedule")
+    assert compare(config, tmp_path)[-1].startswith("they also differ in other settings, such as a schedule")
     write_table([row._replace(setup=setup_of(config)) for row in stored], config.compare_with)
     config.generator.model.attention = "xla"  # which may change at any time
     assert len(compare(config, tmp_path)) == 4
@@ -126,7 +127,7 @@ def pair(number: int, is_correct: bool, verdict: str, judgements: tuple = (True,
 def test_transcripts_say_how_they_were_chosen_and_what_holds_over_all():
     pairs = [pair(0, True, "CORRECT"), pair(1, True, "CORRECT"), pair(2, False, "CORRECT"), pair(3, False, "INCORRECT")]
     page = results.transcripts(*zip(*pairs, strict=True), 3)
-    assert "These 3 of 4 problems were chosen because they say most, not at random" in page
+    assert "These 3 of 4 problems were chosen to show most, not at random" in page
     assert "Of all problems, 2 answers are right, and 3 verdicts agree with the grade" in page
     assert [line for line in page.splitlines() if line.startswith("## ")] == ["## `p2`", "## `p3`", "## `p0`"]
     assert "| 2 | `a` | INCORRECT | CORRECT |" in page

@@ -161,7 +161,7 @@ def test_a_page_of_the_users_is_not_replaced(run_folder, tmp_path):
     build_page(find_runs([run_folder]), out)
     build_page(find_runs([run_folder]), out)  # its own it may
     out.write_text("<html>mine</html>")
-    with pytest.raises(ValueError, match=r"--out=.*index\.html is no report and would be lost; name another file"):
+    with pytest.raises(ValueError, match=r"--out=.*index\.html is no report and would be overwritten; name another"):
         build_page(find_runs([run_folder]), out)
     assert out.read_text() == "<html>mine</html>"
 
@@ -281,7 +281,7 @@ def test_a_bundle_holds_every_rollout_in_files_beside_its_page(tmp_path, run_fol
 
 def test_a_bundle_never_takes_the_place_of_another_page(tmp_path, run_folder):
     (tmp_path / "index.html").write_text("<h1>my own page</h1>")
-    with pytest.raises(SystemExit, match="its index.html is no report and would be lost; name another folder"):
+    with pytest.raises(SystemExit, match="its index.html is no report and would be overwritten; name another folder"):
         main([str(run_folder), f"--bundle={tmp_path}"])
     assert (tmp_path / "index.html").read_text() == "<h1>my own page</h1>"
 
