@@ -13,7 +13,7 @@ The model has 4.07 M random parameters in float32: 4 layers, D=256, 4 query and 
 Figures are medians after warm-up. The machine's rates (float32 matmul, memory read) are printed with them.
 
 --check tests a new device without a network: devices and versions; whether attention, sampler, int8 and adapters
-compute in bfloat16 what float32 does; the seconds of a short quickstart. Each step is a process, and one that fails is
+compute in bfloat16 what float32 does; the seconds of a short quickstart. Each step runs in a process; one that fails is
 a line of the table. check.md and check.json in --out are written anew after every row; paste check.md into an issue.
 Exit code 1 if a step failed or a difference is larger than allowed.
 """

@@ -200,7 +200,7 @@ def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling | None:
             return scaling
     raise ValueError(
         f"{file.path}: the {factors.size} factors in {_ROPE_FACTORS} ({factors.min():g} to {factors.max():g}) are "
-        "not those of Llama-3's rope scaling, the only one supported: choose another model"
+        "not Llama-3's rope scaling, the only one supported: choose another model"
     )
 
 
