@@ -27,7 +27,7 @@ def describe_keys(part: str = "") -> str:
 def _described(name: str, key: Key) -> str:
     facts = [str(key.allowed)] if key.allowed else []
     if key.change is not Change.NEVER:
-        facts.append(f"changed in a run that is resumed: {key.change.value}")
+        facts.append(f"change on resume: {key.change.value}")
     shown = f"{name}={'(empty)' if key.default in ('', (), {}) else key.default}"
     lines = textwrap.wrap(" ".join([key.meaning, *(f"[{fact}]" for fact in facts)]), WIDTH - 4)
     return "\n    ".join([shown, *lines])

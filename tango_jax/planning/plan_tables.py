@@ -120,6 +120,6 @@ def assumptions(plan: RunPlan) -> list[str]:
     ]
     if further := options.config.rl.dynamic_sampling:
         lines.append(f"a turn samples one batch of problems; with rl.dynamic_sampling={further} it may sample up to "
-                     f"{1 + further}, and solutions, in the verifier's turns verifications too, then take up to "
-                     f"{1 + further} times as long")
+                     f"{1 + further}, and then takes up to {1 + further} times as long for solutions, and in the "
+                     "verifier's turns for verifications")
     return lines

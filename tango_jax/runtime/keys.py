@@ -38,7 +38,7 @@ class Range(NamedTuple):
         low = f"{'above' if self.is_above else 'at least'} {self.low:g}"
         if self.high in (LARGEST_INT, LARGEST_FLOAT):
             return f"{also}{low}"
-        return f"{also}{low} and {'below' if self.is_below else 'at most'} {self.high:g}"
+        return f"{also}{low} and {'below' if self.is_below else 'at most'} {self.high:.10g}"
 
     def _holds(self, value: float) -> bool:
         # NaN is in no range: it compares false.

@@ -78,7 +78,7 @@ CASES = [
      {"verifier/right_verdict_wrong_steps": 0.9, "verifier/outcome_balanced_accuracy": 0.59}),  # verdicts tell nothing
     ("verifier/misaligned", {"verifier/live_rate_misaligned": since(6, 0.61, 0.02)}, "61.0% of the verifications in",
      {"verifier/live_rate_misaligned": since(6, 0.29, 0.0)}),
-    ("verifier/misaligned", {"verifier/live_rate_misaligned": 0.61}, "so that it has no step reward",
+    ("verifier/misaligned", {"verifier/live_rate_misaligned": 0.61}, "the solution gets no step rewards",
      {"verifier/live_rate_misaligned": 0.61, "generator/step_rewarded_share": None}),  # an arm without such rewards
     ("generator/step_count", {"generator/step_count_corr": -0.6, "generator/steps_approved": 0.9},
      "90% of the steps are approved, and the step advantages of a group follow the number of steps (correlation -0.60)",
