@@ -37,7 +37,7 @@ FILES = {
                       r"mistaken\.py, line 5: .*math_7b\.py, line \d+: no published setting for 'x': write"),
     "no function": ("get_config = 3\n", r"mistaken\.py has no function get_config\(\)"),
     "nothing": ("", r"mistaken\.py has no function get_config\(\)"),
-    "no return": (f"{HEAD}def get_config(a):\n    default_config()\n", r"returned None, and not .* end it with return"),
+    "no return": (f"{HEAD}def get_config(a):\n    default_config()\n", r"returned None, not a .* end it with return"),
     "a number": ("def get_config(a):\n    return 3\n", r"mistaken\.py: get_config returned 3, not a ConfigDict"),
     "empty": (f"{HEAD}def get_config(a):\n    return ConfigDict()\n", r"lacks ablation\.arms, .*: start from default"),
     "no key": (changed("del config.seed"), r"mistaken\.py: the config lacks seed: start from default_config\(\)"),

@@ -381,7 +381,7 @@ def test_what_a_grader_of_ones_own_accepts_stands_beside_no_published_figures(to
     page = (tmp_path / "out/tables.md").read_text()
     assert re.search(WHOLE_SET * 2, page)
     assert "Tango" not in page and "2505.15034" not in page and "Not the whole set" not in page
-    assert page.index("`own.py:any_answer` decides what is right in aime24, aime25, whose") < page.index("## ")
+    assert page.index("`own.py:any_answer` decides what is right in aime24, aime25; these") < page.index("## ")
 
 
 def test_the_published_averages_are_those_of_the_tables():
