@@ -48,7 +48,8 @@ def redraw(argv: Sequence[str]) -> None:
     parser = Parser("ablate", __doc__)
     parser.add_argument("--figures", metavar="FILE", nargs="+", required=True, help="tables of experiments")
     parser.add_argument("--out", metavar="DIR", default="figures", help="default: %(default)s")
-    parser.add_argument("--against", metavar="ARM[:SETTING]", default="", help="compare arms across settings with it")
+    parser.add_argument("--against", metavar="ARM[:SETTING]", default="", help="compare all arms of all settings with "
+                        "it")
     options = parser.parse_args(argv)
     folder = folder_to_write("--out", options.out)
     rows = read_tables(options.figures)

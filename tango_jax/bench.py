@@ -13,7 +13,7 @@ The model has 4.07 M random parameters in float32: 4 layers, D=256, 4 query and 
 Figures are medians after warm-up. The machine's rates (float32 matmul, memory read) are printed with them.
 
 --check tests a new device without a network: devices and versions; whether attention, sampler, int8 and adapters
-compute in bfloat16 what float32 does; the seconds of a short quickstart. Each step is a process, and one that fails is
+compute in bfloat16 what float32 does; the seconds of a short quickstart. Each step runs in a process; one that fails is
 a line of the table. check.md and check.json in --out are written anew after every row; paste check.md into an issue.
 Exit code 1 if a step failed or a difference is larger than allowed.
 """
@@ -171,10 +171,10 @@ def run(names: tuple[str, ...], runs: int) -> dict:
 def show(report: dict) -> None:
     rates = report["machine"]
     print(f"machine: {describe_machine()}, {rates['matmul_gflops']:.0f} GFLOP/s float32 matmul, "
-          f"{rates['read_gb_s']:.1f} GB/s read")  # fmt: skip
+          f"{rates['read_gb_s']:.1f} GB/s read")
     for name in filter(report.get, BENCHES):
         figures = (f"{key} {value:,.3g}" if value < 100 else f"{key} {value:,.0f}"
-                   for key, value in report[name].items())  # fmt: skip
+                   for key, value in report[name].items())
         print(f"{name}: {', '.join(figures)}")
     sys.stdout.flush()
 
@@ -190,14 +190,14 @@ def run_check(options: argparse.Namespace, kinds: tuple[str, ...]) -> int:
 def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[str, ...]]:
     parser = Parser("bench", __doc__)
     parser.add_flag("--json", "print one JSON object on standard output and nothing else")
-    parser.add_flag("--check", "check this device: whether its numbers are right, and the seconds of a short run")
+    parser.add_flag("--check", "check that this device computes the right numbers, and time a short run")
     parser.add_argument("--only", help=f"comma-separated, such as R1,R2; with --check, of {','.join(KINDS)}")
-    parser.add_argument("--runs", type=int, help=f"timed runs of each; their median is printed; default: "
+    parser.add_argument("--runs", type=int, help=f"timed runs of each shape; the median is printed; default: "
                         f"{OPTIONS['runs']}")
     group = parser.add_argument_group("options of --check")
     group.add_argument("--out", metavar="DIR", help=f"folder of the report; default: {CHECK_OPTIONS['out']}")
     group.add_argument("--size", choices=tuple(SIZES), help="default: full; tiny is for tests")
-    group.add_argument("--minutes", metavar="N", type=float, help="after which no step goes on; default: "
+    group.add_argument("--minutes", metavar="N", type=float, help="limit after which every step is stopped; default: "
                        f"{CHECK_OPTIONS['minutes']:g}")
     options = parser.parse_args(argv)
     if options.check and options.json:
@@ -206,7 +206,7 @@ def parse_options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, tuple
     for name in unused:
         if getattr(options, name) is not None:
             raise ValueError(f"--{name} does not go with --check: leave one of them out" if options.check else
-                             f"--{name} is an option of --check: add it, or leave this out")
+                             f"--{name} is an option of --check: add --check, or leave --{name} out")
     for name, default in used.items():
         setattr(options, name, default if getattr(options, name) is None else getattr(options, name))
     known = KINDS if options.check else BENCHES

@@ -65,7 +65,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({on_one_line(str(error))}): name the workdir of a run, or its "
                          "config.json") from error
-    require(isinstance(settings, dict), f"{path} holds {shortened(settings)}, and not the settings of a run: name the "
+    require(isinstance(settings, dict), f"{path} holds {shortened(settings)}, not the settings of a run: name the "
             "workdir of a run, or its config.json")
     unknown = [key for key in sorted(settings.keys() - KEYS.keys()) if not _still_holds(key, settings)]
     shown = on_one_line(", ".join(f"{key}={shortened(settings[key])}" for key in unknown[:5]))

@@ -24,49 +24,52 @@ from tango_jax.runtime.keys import (
 NAMES_A_FUNCTION = "a setting takes the name of a function, FILE.py:name or package.module:name"
 
 TASK: Group = {
-    "name": Key("last_letter", None, "last_letter or state_tracking (synthetic), math (problems from files), or a "
-                "function from the configuration to a Task of your own, FILE.py:name or package.module:name "
+    "name": Key("last_letter", None, "last_letter or state_tracking (synthetic), math (problems from files), or your "
+                "function from the configuration to a Task, FILE.py:name or package.module:name "
                 "(tasks/task.py)."),
-    "data_seed": Key(0, SEED, "Seed of stage 1's text, test problems and fixed pool; training problems also depend on "
-                     "seed."),
+    "data_seed": Key(0, SEED, "Seed of stage 1's text, the test problems and the fixed pool. Training problems depend "
+                     "on it and on seed."),
     "grader": Key("", None, "A function (problem, answer) -> bool, FILE.py:name or package.module:name, that decides "
-                  "whether an answer is right (tasks/own_grader.py). Empty: it is compared with the problem's."),
-    "min_steps": Key(2, COUNT_OR_NONE, "Fewer step blocks reduce the format score; use 3 for math."),
+                  "whether an answer is right (tasks/own_grader.py). Empty: the answer is compared with the gold "
+                  "answer."),
+    "min_steps": Key(2, COUNT_OR_NONE, "A response with fewer step blocks gets a lower format score. Use 3 for math."),
     "train": Key("", None, "math: problem files (JSONL, JSON, parquet), hub ids (data/rows.py) or names in "
                  "data/problem_sets.py."),
-    "test": Key("", None, "math: as task.train. Its questions are not trained on, unless it is the same file. Empty: "
-                "evaluate on the problems set aside by task.validation."),
-    "validation": Key(200, COUNT_OR_NONE, "math: at least this many training problems are set aside, by whole "
-                      "questions; those of task.stage_one serve for the held-out loss and the fixed pool."),
-    "stage_one": Key("", None, "math: text to imitate: gsm8k (worked answers of task.train); a file whose rows have "
-                     "question, tagged solution and, for the verifier's stage 1, verification; or a workdir of stage "
-                     "0, for its train.parquet. A validation.parquet beside a train.parquet takes the place of "
-                     "task.validation: the held-out loss is measured on it. Empty: none, and sft.steps must be 0."),
+    "test": Key("", None, "math: test problems, given as in task.train. Their questions are left out of training, "
+                "unless both keys name the same file. Empty: evaluate on the problems set aside by task.validation."),
+    "validation": Key(200, COUNT_OR_NONE, "math: at least this many training problems are set aside; a question is set "
+                      "aside whole. Examples set aside from task.stage_one give the held-out loss and the fixed pool."),
+    "stage_one": Key("", None, "math: what stage 1 imitates: gsm8k (worked answers of task.train); a file whose rows "
+                     "have question, tagged solution and, for the verifier's stage 1, verification; or a workdir of "
+                     "stage 0, for its train.parquet. If a validation.parquet is in the same folder, the held-out loss "
+                     "is measured on it, not on rows set aside by task.validation. Empty: nothing, and sft.steps must "
+                     "be 0."),
     "sft_words": Key((2, 8), COUNT, "last_letter: fewest and most words of stage 1's problems."),
     "sft_letters": Key((3, 8), COUNT, "last_letter: fewest and most letters of their words."),
     "rl_words": Key((2, 6), COUNT, "last_letter: words of the generator's problems."),
     "rl_letters": Key((3, 10), COUNT, "last_letter: letters of their words."),
-    "verifier_words": Key((), COUNT, "last_letter: words of the problems on which the verifier is trained, also in its "
-                          "warm-up; empty: those of task.rl_words. On problems that the generator nearly always gets "
-                          "wrong, verdicts would have little to learn from."),
-    "test_words": Key((2, 8), COUNT, "last_letter: words of the test problems; empty: those of task.rl_words."),
+    "verifier_words": Key((), COUNT, "last_letter: words of the verifier's training problems, in its warm-up too; "
+                          "empty: as task.rl_words. The generator should solve some of these problems: if nearly all "
+                          "answers are wrong, the verifier learns little."),
+    "test_words": Key((2, 8), COUNT, "last_letter: words of the test problems; empty: as task.rl_words."),
     "test_letters": Key((3, 10), COUNT, "last_letter: letters of their words."),
     "sft_swaps": Key((2, 8), COUNT, "state_tracking: fewest and most swaps of stage 1's problems."),
     "rl_swaps": Key((2, 8), COUNT, "state_tracking: swaps of the generator's problems."),
     "verifier_swaps": Key((), COUNT, "state_tracking: as task.verifier_words."),
-    "test_swaps": Key((2, 8), COUNT, "state_tracking: swaps of the test problems; empty: those of task.rl_swaps."),
+    "test_swaps": Key((2, 8), COUNT, "state_tracking: swaps of the test problems; empty: as task.rl_swaps."),
     "hard_error": Key(0.6, SHARE, "Synthetic: the teacher's error rate on words that end in a hard letter, and on hard "
                       "swaps."),
     "reading_error": Key(0.55, SHARE, "Synthetic: how often the verifier's teacher misreads a hard letter or swap."),
     "claim_noise": Key(0.15, SHARE, "Synthetic: how often steps in the verifier's stage 1 name a random letter or "
                        "state."),
-}  # fmt: skip
+}
 
 RL: Group = {
     "generator_steps": Key(300, COUNT, "Turns of the generator."),
-    "warmup_steps": Key(40, COUNT_OR_NONE, "Turns of the verifier before the generator's first."),
-    "warmup_until": Key(0.0, SHARE, "Trust in the verifier at which its warm-up ends before rl.warmup_steps turns are "
-                        "made, measured on these turns (method/trust.py). 0: all are made, as published."),
+    "warmup_steps": Key(40, COUNT_OR_NONE, "Turns of the verifier before the generator's first turn."),
+    "warmup_until": Key(0.0, SHARE, "End the warm-up before rl.warmup_steps turns, once trust in the verifier, "
+                        "measured on these turns, reaches this value (method/trust.py). 0: make all turns, as "
+                        "published."),
     "generator_turns_per_cycle": Key(3, COUNT, "N_g, turns of the generator in a cycle."),
     "verifier_turns_per_cycle": Key(1, COUNT, "N_v, turns of the verifier in a cycle."),
     "prompts_per_step": Key(256, COUNT, "P, prompts of a turn."),
@@ -74,55 +77,56 @@ RL: Group = {
     "verifications_per_solution": Key(1, COUNT, "n_inference, verifications of a solution in the generator's turns."),
     "alpha_initial": Key(0.1, SHARE, "Weight of step advantages at the start."),
     "alpha_final": Key(1e-3, SHARE, "Weight of step advantages at the end."),
-    "alpha_schedule": Key("exponential", OneOf(("exponential", "linear", "cosine", "none", "signal")), "How that "
-                          "weight changes: none: it stays; signal: alpha_final plus the rest times the share of groups "
-                          "whose answers are all right or all wrong, by the grade alone, whatever else the reward has; "
-                          "with reinforce_pp, which compares the samples of a batch, all groups count where the whole "
-                          "batch is so."),
-    "judge": Key("all", OneOf(("all", "silent", "failed")), "Groups that get step rewards, and so are judged by the "
-                 "verifier: all (as published); silent: those whose outcomes give no advantage; failed: those without "
+    "alpha_schedule": Key("exponential", OneOf(("exponential", "linear", "cosine", "none", "signal")), "How the weight "
+                          "of step advantages changes. none: it stays alpha_initial. signal: alpha_final + "
+                          "(alpha_initial - alpha_final) x the share of groups whose answers are all right or all "
+                          "wrong. Only the grade counts for this share. With reinforce_pp, which compares all samples "
+                          "of a batch, the share is 1 if all answers of the batch are alike, otherwise 0."),
+    "judge": Key("all", OneOf(("all", "silent", "failed")), "Groups that the verifier judges and that get step "
+                 "rewards: all (as published); silent: groups whose outcomes give no advantage; failed: groups without "
                  "a right solution (method/trust.py)."),
-    "trust": Key((), SHARE, "How far the verifier is believed: F1 scores of its acceptance of solutions up to which "
-                 "step rewards have no weight, and from which on all of it, such as (0.4,0.55). Empty: they always "
-                 "have all of it, as published (method/trust.py). Arms without such rewards have no use for it."),
-    "practice": Key("all", OneOf(("all", "half_right")), "Problems of the verifier's turns: all, as published; "
-                    "half_right: of four times as many, those of which the generator should get half right, by what it "
-                    "got right of that size so far (method/practice.py)."),
-    "dynamic_sampling": Key(0, COUNT_OR_NONE, "Groups without signal (all samples have the same reward) are replaced "
-                            "by those of further problems, from this many further batches at most (DAPO, arXiv "
-                            "2503.14476). The next turn begins behind all of them, drawn or not, so that arms get the "
-                            "same problems. 0: off."),
+    "trust": Key((), SHARE, "Weigh step rewards by the verifier's F1 score at accepting solutions. Two F1 scores, "
+                 "such as (0.4,0.55): up to the first, step rewards have no weight; from the second on, full weight. "
+                 "Empty: always full weight, as published (method/trust.py). Arms without such rewards ignore it."),
+    "practice": Key("all", OneOf(("all", "half_right")), "Problems of the verifier's turns: all (as published); "
+                    "half_right: draw four times as many and keep the problems that the generator should solve half "
+                    "the time, by its results so far on problems of the same size (method/practice.py)."),
+    "dynamic_sampling": Key(0, COUNT_OR_NONE, "Replace groups without signal (all samples have the same reward) by "
+                            "groups of further problems, from at most this many further batches (DAPO, arXiv "
+                            "2503.14476). The next turn begins after all these batches, used or not, so that arms get "
+                            "the same problems. 0: off."),
     "outcome_weight": Key(1.0, WEIGHT, "Weight of the grade in the generator's reward."),
-    "format_weight": Key(0.0, WEIGHT, "Weight of the generator's format score in its reward; it is logged in any "
-                         "case."),
+    "format_weight": Key(0.0, WEIGHT, "Weight of the generator's format score in its reward. The score is always "
+                         "logged."),
     "gamma": Key(0.8, WEIGHT, "Weight of the verifier's format score in its reward."),
-}  # fmt: skip
+}
 
 GENERATE: Group = {
     "samples": Key(1, Range(1, MAX_SAMPLES), "Stage 0: solutions of each problem.", Change.ROUNDING),
-    "temperature": Key(0.1, TEMPERATURE, "Stage 0: of sampling.", Change.ROUNDING),
+    "temperature": Key(0.1, TEMPERATURE, "Stage 0: sampling temperature.", Change.ROUNDING),
     "problems": Key(0, COUNT_OR_NONE, "Stage 0: problems to solve, drawn at random with seed; 0: all.",
                     Change.ROUNDING),
-}  # fmt: skip
+}
 
 # Runs of an experiment (`python -m tango_jax.ablate`). A run depends on none of these keys.
 ABLATION: Group = {
     "arms": Key(("tango", "grpo", "fixed_verifier", "fixed_verifier_warm", "fixed_generator", "gold_steps"), None,
                 "Arms to run.", Change.EXPERIMENT),
     "seeds": Key((0, 1, 2), SEED, "Seeds to run.", Change.EXPERIMENT),
-    "grid": Key({}, None, "Settings to try, all combinations of them; each value is a cell of the grid. An axis is a "
+    "grid": Key({}, None, "Settings to try in all combinations; each combination is a cell. An axis is a "
                 'config key with its values, {"task.rl_words": [(4, 4), (8, 8)]}, or a name with labelled settings, '
                 '{"words": {"4": {"task.rl_words": (4, 4), "task.test_words": (4, 4)}, "8": ...}}, which may include '
                 "ablation.arms and ablation.seeds. Empty: one cell. See ablation/grid.py.", Change.EXPERIMENT),
-    "workers": Key(1, COUNT, "Runs at a time; above 1, each in a process of its own with its share of the CPU cores.",
+    "workers": Key(1, COUNT, "Runs at a time. Above 1, each is a separate process with its share of the CPU cores.",
                    Change.EXPERIMENT),
-}  # fmt: skip
+}
 
 GROUPS: Group = {
-    "seed": Key(0, SEED, "Of everything random in a run."),
-    "arm": Key("tango", None, "What is trained and rewarded: an arm that --help lists (method/arms.py), or one of your "
-               "own, FILE.py:name."),
-    "notes": Key("", None, "Lines to log at the start: config files say here how they chose values.", Change.WATCHING),
+    "seed": Key(0, SEED, "Seed of everything random in a run."),
+    "arm": Key("tango", None, "What is trained and rewarded: an arm that --help lists (method/arms.py), or your own, "
+               "FILE.py:name."),
+    "notes": Key("", None, "Lines to log at the start. Config files explain here how they chose "
+                 "values.", Change.WATCHING),
     "task": TASK,
     "generator": ROLE,
     "verifier": ROLE,
@@ -147,11 +151,11 @@ GROUPS: Group = {
     },
     "compile_cache": Key("~/.cache/tango_jax/xla", None, "Persistent compilation cache, shared by all runs; empty: "
                          "off.", Change.HARDWARE),
-    "compare_with": Key("", None, "A table of evaluations, as tango_jax.ablate writes them: when the run ends, it is "
-                        "compared with the runs in it of other arms with the same task, task.data_seed and seed, made "
-                        "without a grid. Empty: none.", Change.WATCHING),
+    "compare_with": Key("", None, "An ablation.csv, as tango_jax.ablate writes it. When the run ends, it is compared "
+                        "with runs of other arms in this table that have the same task, task.data_seed and seed and "
+                        "were made without a grid. Empty: no comparison.", Change.WATCHING),
     "ablation": ABLATION,
-}  # fmt: skip
+}
 KEYS: dict[str, Key] = flat_keys(GROUPS)
 
 

@@ -13,8 +13,8 @@ _math, _olympiadbench, _omnimath), last_letter_steps, state_tracking_steps. NAME
 JSON or parquet file or a hub id; for a group, SOURCE is a folder with one file per set.
 
 With --grader=FILE.py:name, a function (problem, answer) -> bool decides what is right, like task.grader in training,
-and published figures are left out. A run's grader decides in the sets of its synthetic task. After an edit of a
-grader's file, the same command grades the stored solutions again.
+and published figures are left out. In the sets of a run's synthetic task, the run's grader decides. If a grader's file
+has changed, the same command grades the stored solutions again.
 
 Every problem is solved once greedily, and --samples times with sampling. With --verifier every solution is judged, and
 best-of-k and weighted voting are compared with majority voting and an oracle. The output folder gets tables.md,

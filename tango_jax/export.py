@@ -91,7 +91,7 @@ def export_adapter(workdir: Path, role: str, out: Path) -> Path:
                          "names in transformers: export it without --adapter, merged")
     base = full_stage_one(settings, workdir, role) or settings[role].checkpoint
     if isinstance(base, Path) or kind_of(base) == "workdir":
-        raise ValueError(f"the {role}'s adapters in {workdir} belong to what a run trained ({base}), which is no "
+        raise ValueError(f"the {role}'s adapters in {workdir} belong to weights that a run trained ({base}), not to a "
                          "published checkpoint: export it without --adapter, merged")
     if kind_of(base) == "gguf":
         raise ValueError(f"the {role}'s adapters in {workdir} belong to {base}, and peft loads no .gguf file as a "

@@ -50,7 +50,7 @@ from tango_jax.weights.workdir import identify_weights, start_source
 
 _DRAW_STREAM = 3
 SHARD_PROBLEMS = 256  # of a shard, which is written at once; an interruption loses at most one
-CHOICES = "--config=llama3_1_70b_teacher is a shipped teacher, and FILE.py may make one of any model"
+CHOICES = "--config=llama3_1_70b_teacher is a shipped teacher, and a FILE.py can make a teacher of any model"
 TEACHER = "teacher.json"  # in the workdir: digests of the teacher's weights and of its template
 
 
@@ -209,8 +209,8 @@ def _read_teacher(path: Path) -> dict:
     except ValueError:
         saved = None
     if not isinstance(saved, dict):
-        raise ValueError(f"{path} is damaged, so that it is unknown which teacher wrote the parts beside it: delete it "
-                         "if neither the weights nor the template have changed, or choose another --workdir")
+        raise ValueError(f"{path} is damaged, so it is unknown which teacher wrote the parts beside it: delete it "
+                         "if weights and template are unchanged, or choose another --workdir")
     return saved
 
 
@@ -242,7 +242,7 @@ def generate(config: ConfigDict, workdir: Path, console: Console, policy: Policy
     counts = {
         "problems": len(work.problems), "over_long_prompts": work.num_too_long, "solutions": len(rows),
         "correct": sum(row.is_correct for row in rows), **kept.counts, "kept": len(kept.rows),
-    }  # fmt: skip
+    }
     if all(question_key(row.question) in validation for row in kept.rows):
         raise ValueError(f"no solution is left for training ({_words(counts)}): look at the teacher's solutions "
                          f"in {part_path(workdir, 0)}")

@@ -13,8 +13,8 @@ The text is a response as the generator is trained to write it:
     </think>
     <answer>\boxed{14}</answer>
 
-Graded is the last \boxed{...} in the first <answer>...</answer>; steps are not looked at. With --format=boxed it is the
-last \boxed{...} of the whole text, which needs no tags. A row whose text has none is wrong, and its reason says so.
+The last \boxed{...} in the first <answer>...</answer> is graded; steps are ignored. With --format=boxed, the last
+\boxed{...} of the whole text is graded, and no tags are needed. A row without a box is wrong, and its reason says so.
 """
 
 import argparse

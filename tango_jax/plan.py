@@ -14,7 +14,7 @@ adapters, and how long a turn takes.
 Times are intervals, from the quickest to the slowest published measurement of such work. --measured=RUN compares the
 phases of a finished run (its workdir) with their prediction.
 
-Exit code 0, also where the run does not fit (see `fits`); 2 for a mistake.
+The exit code is 0 even if the run does not fit (see `fits`), and 2 for a mistake.
 """
 
 import functools

@@ -53,7 +53,8 @@ def parse(argv: Sequence[str] | None) -> Options:
     parser.add_argument("--rollouts", metavar="N", type=int,
                         help=f"the most rollouts that it may hold; default: {MAX_ROLLOUTS} in a file, all in a folder")
     parser.add_argument("--as_seed", metavar="KEY[,KEY]", default="",
-                        help="settings in which runs of one line may differ, as in their seed; such as task.data_seed")
+                        help="settings that may differ between runs of one line, as the seed does; such as "
+                        "task.data_seed")
     parser.add_argument("--watch", metavar="SECONDS", type=float, default=0.0,
                         help="write the report anew every WATCH seconds, until all runs are finished; default: once")
     args = parser.parse_args(argv)

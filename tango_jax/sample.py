@@ -42,7 +42,7 @@ MARKS = {True: ("CORRECT", "green"), False: ("INCORRECT", "red"), None: ("no jud
 VERDICT_STYLES = {"CORRECT": "bold green", "INCORRECT": "bold red", "INVALID": "bold yellow"}
 
 RANGES = {"temperature": TEMPERATURE, "top_p": SHARE_ABOVE_ZERO, "max_new": COUNT_OR_NONE, "max_prompt": COUNT_OR_NONE,
-          "seed": SEED}  # fmt: skip
+          "seed": SEED}
 
 
 def open_sampler(role: str, name: str, args: argparse.Namespace) -> CheckpointSampler:
@@ -86,7 +86,7 @@ def warn_of_unknown(
     samplers = {"generator": generator, "verifier": verifier}
     unknown = {role: unreadable_characters(sampler.tokenizer, [question]) for role, sampler in samplers.items()}
     shown = [f"the {role}'s tokenizer has no token for {cut(', '.join(map(repr, found)))}"
-             for role, found in unknown.items() if found]  # fmt: skip
+             for role, found in unknown.items() if found]
     if shown:
         text = f"warning: {' and '.join(shown)}: such a model cannot read it"
         console.print(Text(on_one_line(text, console.encoding), "yellow"))
@@ -201,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("sample", __doc__)
-    parser.add_argument("--checkpoint", required=True, help="what solves the question")
+    parser.add_argument("--checkpoint", required=True, help="solves the question")
     parser.add_argument("--verifier", help="what judges it")
     parser.add_argument("--question", help="default: every line of standard input")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")

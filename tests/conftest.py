@@ -45,7 +45,7 @@ LONGEST = ("loop/test_mesh.py", "commands/test_ablate.py", "evaluation/test_eval
            "torture/test_runs.py", "notebook/test_notebooks.py", "viewer/test_report.py", "torture/test_faults.py",
            "tasks/test_math_task.py", "test_readme.py", "planning/test_measured.py",
            "evaluation/test_evaluate_resume.py", "commands/test_sft.py", "commands/test_train.py",
-           "weights/test_smollm2.py")  # fmt: skip
+           "weights/test_smollm2.py")
 
 
 def pytest_collection_modifyitems(items):

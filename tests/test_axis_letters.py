@@ -49,7 +49,7 @@ def assigned_letters(tree: ast.AST) -> set[str]:
     """One-letter names in capitals that are given a value."""
     stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return {name for name in stored | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-            if re.fullmatch("[A-Z]", name)}  # fmt: skip
+            if re.fullmatch("[A-Z]", name)}
 
 
 def imported_letters(tree: ast.AST) -> set[str]:
@@ -168,7 +168,7 @@ def test_letters_of_statistics_have_one_size(checked):
     bootstrap_means(values_OA)
     paired_differences(values_OA, values_OA[:, 0])
     arms = [{(start, seed): float(scale * (1 + start + seed)) for start in range(3) for seed in range(2)}
-            for scale in (1, 2, 4)]  # fmt: skip
+            for scale in (1, 2, 4)]
     ratio(*arms[:2])
     gap_share(*arms)
     ballot = voting.Ballot(np.array([0, 1, 1, 2]), np.array([True, False, False, False]), {"a": np.arange(4.0)})

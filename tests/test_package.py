@@ -25,7 +25,7 @@ COMMANDS = ("train", "sft", "generate", "sample", "export", "evaluate", "grade",
 
 def run(command: list, folder: Path, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run([str(part) for part in command], cwd=folder, env=os.environ | environment, text=True,
-                          capture_output=True, check=False, timeout=300)  # fmt: skip
+                          capture_output=True, check=False, timeout=300)
 
 
 # Imports, each in a fresh process.
@@ -44,7 +44,7 @@ def test_the_configuration_is_light():
         "tango_jax", "tango_jax.config", "tango_jax.defaults", "tango_jax.role_defaults",
         "tango_jax.runtime", "tango_jax.runtime.checks", "tango_jax.runtime.keys", "tango_jax.runtime.model_text",
         "tango_jax.runtime.rng",
-    ]  # fmt: skip
+    ]
 
 
 def test_training_loads_no_other_program():
@@ -103,9 +103,9 @@ def test_the_wheel_holds_all_that_runs(wheel):
     }
     # Pages, and their figures, are read in the repository.
     pages = {name for name in package if name.startswith("tango_jax/assets/") or (
-        name.endswith(".md") and "/vendor/" not in name)}  # fmt: skip
+        name.endswith(".md") and "/vendor/" not in name)}
     configs = {f"tango_jax/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*")
-               if path.is_file() and "__pycache__" not in path.parts}  # fmt: skip
+               if path.is_file() and "__pycache__" not in path.parts}
     assert files == package - pages | configs
 
 
@@ -113,14 +113,14 @@ def test_the_wheel_asks_for_what_requirements_names(wheel):
     [metadata] = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA")]
     lines = zipfile.ZipFile(wheel).read(metadata).decode().splitlines()
     wanted = [line.split("<")[0].split(">")[0].split("!")[0] for line in
-              (ROOT / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]  # fmt: skip
+              (ROOT / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
     unconditional = [line.removeprefix("Requires-Dist: ") for line in lines
-                     if line.startswith("Requires-Dist: ") and "extra ==" not in line]  # fmt: skip
+                     if line.startswith("Requires-Dist: ") and "extra ==" not in line]
     assert len(wanted) > 15
     assert [item.split("<")[0].split(">")[0].split("!")[0] for item in unconditional] == wanted
     assert {line for line in lines if line.startswith("Provides-Extra: ")} == {
         "Provides-Extra: test", "Provides-Extra: notebooks", "Provides-Extra: tensorboard", "Provides-Extra: wandb"
-    }  # fmt: skip
+    }
 
 
 def test_a_missing_logger_is_installed_as_the_extra_says():
@@ -153,7 +153,7 @@ def test_installed_commands_work_in_any_folder(installed, tmp_path):
 def test_an_installed_command_that_is_still_importing_ends_at_once(installed, tmp_path):
     process = subprocess.Popen([installed / "bin/tango-train", "--config=tiny", f"--workdir={tmp_path / 'run'}"],
                                cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(installed)}, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         while not catches_sigterm(process.pid):
             assert process.poll() is None

@@ -37,9 +37,9 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "README.md", *(page for folder in ("configs", "launch", "notebooks", "tango_jax")
                                        for page in (ROOT / folder).rglob("*.md")))
-)  # fmt: skip
+)
 COMMANDS = {module.__name__.removeprefix("tango_jax."): module.main for module in (
-    train, sft, generate, sample, export, evaluate, grade, report, plan, bench, ablate)}  # fmt: skip
+    train, sft, generate, sample, export, evaluate, grade, report, plan, bench, ablate)}
 
 
 def block(beginning: str) -> str:
@@ -52,7 +52,7 @@ def run_python(arguments: list[str], folder: Path) -> Finished:
     """Run Python in a folder, where only this checkout can be imported besides what is installed."""
     environment = on_devices(1) | {"PYTHONPATH": str(ROOT), "HOME": str(folder / "home")}
     return finish(subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE))  # fmt: skip
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE))
 
 
 # ------------------------------------------------------------------------------------------------------- the Python
@@ -71,13 +71,13 @@ def test_the_readmes_own_task_reward_and_prompt(sums):
     settings = [f"{name}.{setting}" for name in ("generator", "verifier") for setting in role] + [
         "rl.generator_steps=1", "rl.warmup_steps=0", "rl.prompts_per_step=2", "eval.problems=2", "rollouts.every=1",
         "compile_cache=",
-    ]  # fmt: skip
+    ]
     done = run_python(["-m", "tango_jax.train", "--config=sums.py", "--workdir=run",
-                       *(f"--config.{setting}" for setting in settings)], sums.parent)  # fmt: skip
+                       *(f"--config.{setting}" for setting in settings)], sums.parent)
     assert done.code == 0, done.stderr
     assert "a generator prompt: '0+0=" in done.stdout
     assert "the generator's reward: 1 x grade + 0 x format score + sums.py:reward" in done.stdout
-    assert "the verifier has no turn besides its warm-up: its first would come after generator step 3" in done.stdout
+    assert "the verifier has no turn after its warm-up: the first would come after generator step 3" in done.stdout
     [row] = [row for row in read_metrics("run") if row["phase"] == "generator"]
     [dumped] = [path for path in Path("run/rollouts").iterdir() if "generator" in path.name]
     rollouts = [json.loads(line) for line in dumped.read_text().splitlines()]
@@ -110,7 +110,7 @@ MISTAKES = {
                                   rf"{TASK}, line 5: train_problem\(0\) returned .*; answer must be text"),
     "no template": ('"{problem}=\\n"', '"{question}="', r"generator\.template='\{question\}=' is neither one of"),
     "a syntax error": ("return config", "return config)", r"sums\.py, line 15: SyntaxError: unmatched '\)'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", MISTAKES)
@@ -162,7 +162,7 @@ def test_the_readmes_own_arm(tmp_path, monkeypatch):
     reward_BT = np.float32([[0, 0.5, 0, -0.5], [0, 0.5, 0, 0.5]])
     rollout = Rollout((np.zeros(4, int), np.zeros(3, int)), (), np.zeros(2, bool), 0, 0)
     found_BT = step_fn(SimpleNamespace(config=config), StepRewards(reward_BT, reward_BT != 0, []),
-                       SimpleNamespace(group_size=2, rollout=rollout))  # fmt: skip
+                       SimpleNamespace(group_size=2, rollout=rollout))
     # Elements 0.5, -0.5, 0.5, 0.5: mean 0.25, deviation 0.5.
     np.testing.assert_allclose(found_BT, [[-1.5] * 4, [0.5, 0.5, 0.5, 0]], atol=1e-5)
 
@@ -237,7 +237,7 @@ def test_ones_own_problems_train_with_the_readmes_command(tmp_path):
     """Word for word: plain rows and a tiny checkpoint in an otherwise empty folder."""
     [shown] = [line for page, line in SHOWN if page == "README.md" and "--config=own_problems" in line]
     assert shlex.split(shown) == ["python", "-m", "tango_jax.train", "--config=own_problems", "--model=MODEL",
-                                  "--problems=problems.jsonl", "--workdir=runs/mine"]  # fmt: skip
+                                  "--problems=problems.jsonl", "--workdir=runs/mine"]
     row = json.loads(re.search(r"rows such as `(\{.*?\})`", README)[1])
     assert set(row) == {"question", "answer"}
     write_problems(tmp_path / "problems.jsonl", 5)
@@ -277,7 +277,7 @@ def test_a_command_that_is_shown_is_understood(only_parse, page, line):
     "python -m tango_jax.train --config=tinny", "python -m tango_jax.train --config=tiny --config.rl.gama=1",
     "python -m tango_jax.export --workdir=runs/mine --roles=generator --out=exported",
     "python -m tango_jax.plan --config=tiny --targets=a100-80gb:32", "python -m tango_jax.bench --onl=R1",
-])  # fmt: skip
+])
 def test_a_command_that_is_wrong_would_be_found(only_parse, line):
     with pytest.raises((SystemExit, ValueError, AssertionError)):
         understood(line)
@@ -291,7 +291,7 @@ def anchors_of(text: str) -> set[str]:
     found: dict[str, int] = {}
     anchors = set()
     for heading in re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL),
-                              re.MULTILINE):  # fmt: skip
+                              re.MULTILINE):
         name = re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
         anchors.add(f"{name}-{found[name]}" if name in found else name)
         found[name] = found.get(name, 0) + 1
@@ -313,7 +313,7 @@ def broken_links(page: Path) -> list[str]:
 
 def test_links_between_pages_resolve(tmp_path):
     (tmp_path / "a.md").write_text("# One `of` two\n## Same\n## Same\n[x](a.md#one-of-two) [x](#same-1) [x](https://x.y)\n"
-                                   "[x](b.md) ![x](#same-2)\n")  # fmt: skip
+                                   "[x](b.md) ![x](#same-2)\n")
     assert broken_links(tmp_path / "a.md") == ["b.md", "#same-2"]
     assert {page: found for page in PAGES if (found := broken_links(ROOT / page))} == {}
 

@@ -45,8 +45,8 @@ from tango_jax.tracking.plots import WIDTH, make_figure, style
 ROW_HEIGHT = 0.26  # inches
 NOTE = """\
 Round brackets: means of starts, or the seeds of a single start. Square brackets: 95 % t intervals over them.
-Comparisons are over pairs: runs of the same start and seed, over the generator steps that both have.
-† differs from the reference in more than the arm: in the setting of its name, or in prompts, weights or stage 1."""
+Comparisons are paired: runs with the same start and seed, over the generator steps that both have.
+† marks an arm that differs from the reference in more than the arm: in its setting, prompts, weights or stage 1."""
 
 
 class Member(NamedTuple):
@@ -74,8 +74,8 @@ def compare(settings: Settings, against: str) -> tuple[str, Figure]:
     """The table, as Markdown, and the figure. `against`: ARM or ARM:SETTING. Raises ValueError unless there is one task
     and one such reference."""
     tasks = sorted({task for task, _ in settings})
-    require(len(tasks) == 1, f"--against={against} compares runs of one task, and the generator learned in these: "
-            f"{', '.join(tasks) or 'none'}. Name the tables of one")  # fmt: skip
+    require(len(tasks) == 1, f"--against={against} compares runs of one task; in these tables the generator learned "
+            f"{', '.join(tasks) or 'none'}. Name the tables of one task")
     found = {(arm, setting): arms[arm] for (_, setting), arms in settings.items() for arm in in_order(arms)}
     reference = _reference(found, against)
     cut, span = over_same_steps(found)
@@ -92,7 +92,7 @@ def _reference(found: Mapping[tuple[str, str], Curves], against: str) -> tuple[s
     named = [key for key in of_arm if key[1] == setting] or (of_arm if not setting else [])
     known = ", ".join(":".join(filter(None, key)) for key in found)
     count = len(named) or "none"
-    require(len(named) == 1, f"--against={against} names {count} of the arms and settings: choose one of {known}")
+    require(len(named) == 1, f"--against={against} matches {count} of the arms and settings: choose one of {known}")
     return named[0]
 
 
@@ -101,7 +101,7 @@ def _table(task: str, members: Sequence[Member], reference: Member, span: int, t
     bound = of_setting.get(upper_bound(of_setting))
     titles = ["arm", "runs", "accuracy, start", "mean over steps", "pairs", "over steps", f"minus {reference.arm}",
               *([f"of the gap to {bound.arm}"] if bound else []), f"mean over {tokens / 1000:,.0f}k tokens",
-              f"minus {reference.arm}", "accuracy, end", "1000 tokens in all", "tokens to 0.8, ratio"]  # fmt: skip
+              f"minus {reference.arm}", "accuracy, end", "1000 tokens in all", "tokens to 0.8, ratio"]
     told = ends_text({member.name: member.whole for member in members}, span)
     lines = [f"## {task}: all arms against {reference.name}", "", NOTE, *filter(None, [told]), "", *head(titles)]
     for member in members:
@@ -112,7 +112,7 @@ def _table(task: str, members: Sequence[Member], reference: Member, span: int, t
         cells = [member.name + mark, str(len(last)), f"{_mean(first, 'accuracy'):.3f}",
                  _by_start(measured(member.curves, mean_accuracy)), *over_steps,
                  _by_start(measured(member.curves, lambda curve: mean_over_tokens(curve, tokens))), over_tokens,
-                 f"{_mean(last, 'accuracy'):.3f}", f"{_mean(last, 'sampled_tokens') / 1000:,.0f}", ratio]  # fmt: skip
+                 f"{_mean(last, 'accuracy'):.3f}", f"{_mean(last, 'sampled_tokens') / 1000:,.0f}", ratio]
         lines.append(line(cells))
     return "\n".join(lines) + "\n"
 
@@ -145,7 +145,7 @@ def _by_start(values: Mapping[Unit, float]) -> str:
 def _draw(task: str, members: Sequence[Member], reference: Member, span: int, tokens: int) -> Figure:
     looks = looks_of(list(dict.fromkeys(member.arm for member in members)))
     title = (f"{task}: mean accuracy over the first {span} generator steps, and over the first "
-             f"{tokens / 1000:,.0f}k tokens\nlines: 95 % intervals (t) over start means, which are the ticks")
+             f"{tokens / 1000:,.0f}k tokens\nlines: 95 % intervals (t) over the means of starts (ticks)")
     figure = make_figure(title, WIDTH, 1.3 + ROW_HEIGHT * len(members))
     steps, same_tokens, minus = figure.subplots(1, 3, sharey=True)
     for row, member in enumerate(members):
@@ -157,7 +157,7 @@ def _draw(task: str, members: Sequence[Member], reference: Member, span: int, to
             ours, theirs = (measured(curves, mean_accuracy) for curves in pairs.arms)
             _draw_row(minus, row, look, pairs.difference(), {unit: ours[unit] - theirs[unit] for unit in ours})
             minus.text(1.02, row, f"{len(pairs.units)} pairs, {pairs.span} steps", fontsize=7, va="center",
-                       transform=minus.get_yaxis_transform())  # fmt: skip
+                       transform=minus.get_yaxis_transform())
     minus.axvline(0.0, color="black", linewidth=0.8)
     names = ("over the generator steps", "over the same tokens", f"minus {reference.name}, by steps")
     for axes, name in zip(figure.axes, names, strict=True):

@@ -120,6 +120,6 @@ def _roles_key(config: ConfigDict) -> str:
     """All that policies are made of: the settings of the roles without their start, and the tokenizer."""
     settings = flatten(config)
     roles = {key: value for key, value in settings.items()
-             if key.split(".")[0] in ROLES and not key.endswith(".init_from")}  # fmt: skip
+             if key.split(".")[0] in ROLES and not key.endswith(".init_from")}
     tokenizer = hashlib.sha256(tokenizer_model(config)).hexdigest()
     return json.dumps([roles, tokenizer, shares_policy(config)], sort_keys=True, default=list)

@@ -53,7 +53,7 @@ def learning(rows: Sequence[Evaluation]) -> Settings:
         key: {arm: arms[arm] for arm in in_order(arms)
               if trains_generator(arm) and all(curve.last_step > 0 for curve in arms[arm].values())}
         for key, arms in curves_by_setting(rows).items()
-    }  # fmt: skip
+    }
     return {key: arms for key, arms in settings.items() if arms}
 
 
@@ -74,7 +74,7 @@ def _curves(task: str, setting: str, arms: Arms) -> Figure:
         _draw_ahead(ahead[0], pairs, looks[DEFAULT_ARM], baseline)
     steps.set_ylabel("greedy accuracy, held out", fontsize=8)
     add_legend(figure, {f"{label_of(arm)} ({len(arms[arm])} run{'s' * (len(arms[arm]) > 1)})": drawn[arm]
-                        for arm in arms})  # fmt: skip
+                        for arm in arms})
     return figure
 
 

@@ -40,7 +40,7 @@ NOT_IN_STAGE_ONE = (
         "prompts_per_micro_batch", "reward", "row_buckets", "rows_per_micro_batch", "temperature",
         "top_k", "top_p",
     )),
-)  # fmt: skip
+)
 SHORTENED = ("task.", "rl.")  # left out of the names of cells
 LABEL = re.compile(r"[\w.+-]+")
 MAX_NAME = 200  # characters; file systems allow 255 bytes
@@ -77,8 +77,8 @@ def make_cells(config: ConfigDict) -> list[Cell]:
     cells = []
     for choice in choices:
         name = _name(axes, choice)
-        require(len(name) <= MAX_NAME, f"ablation.grid makes a cell of the name {shortened(name)}: {len(name)} "
-                f"characters are more than the {MAX_NAME} of a folder's name; give its values short labels")
+        require(len(name) <= MAX_NAME, f"ablation.grid: the cell name {shortened(name)} has {len(name)} "
+                f"characters, and a folder's name may have {MAX_NAME}; give its values short labels")
         stage_one = None
         if facts[choice] is not None:
             first = next(other for other in choices if facts[other] == facts[choice])
@@ -99,7 +99,7 @@ def stage_one_facts(config: ConfigDict) -> dict[str, str] | None:
     facts = {
         key: json.dumps(value, default=list) for key, value in flatten(config).items()
         if not any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
-    }  # fmt: skip
+    }
     if any(not config[role].checkpoint for role in ROLES):  # the sizes of all problems decide on its symbols
         facts["tokenizer"] = hashlib.sha256(tokenizer_model(config)).hexdigest()[:12]
     return facts
@@ -116,15 +116,15 @@ def _axis(name: str, values: Any) -> Axis:
             require(isinstance(settings, Mapping),
                     f"{shown}[{label!r}]={shortened(settings)} must be a mapping from config keys to values")
             require(label != "" or not settings, f"{shown}['']={shortened(settings)} must be empty: the empty label "
-                    "stands for the configuration as it is; give these settings a name")
+                    "stands for the unchanged configuration; give these settings a name")
         labels = {label: dict(settings) for label, settings in values.items()}
     else:
         require(name in flatten(default_config()), f"{shown}: unknown config key{did_you_mean(str(name))} (an axis "
-                "with a name of its own maps labels to settings, {label: {key: value}})")
+                "with another name maps labels to settings, {label: {key: value}})")
         require(isinstance(values, (list, tuple)), f"{shown}={shortened(values)} must be a list of values")
         labels = {_label(value): {name: value} for value in values}
         for label, settings in labels.items():
-            require(LABEL.fullmatch(label) is not None, f"{shown}: value {shortened(settings[name])} makes no name of "
+            require(LABEL.fullmatch(label) is not None, f"{shown}: value {shortened(settings[name])} cannot name "
                     "a folder; give it a label: {label: {key: value}}")
         require(len(labels) == len(values), f"{shown}={shortened(values)} names a value twice: take it out")
         name = next((name.removeprefix(start) for start in SHORTENED if name.startswith(start)), name)
@@ -140,14 +140,14 @@ def _check_axes(axes: list[Axis]) -> None:
     setter = {}
     for axis in axes:
         require([other.name for other in axes].count(axis.name) == 1,
-                f"ablation.grid has two axes of the name {axis.name}: rename one")
+                f"ablation.grid has two axes named {axis.name}: rename one")
         for key in dict.fromkeys(key for settings in axis.labels.values() for key in settings):
             shown = f"ablation.grid[{axis.name!r}] sets {shortened(key)}"
             require(key != "arm", f"{shown}: name the arms in ablation.arms")
             require(not str(key).startswith("ablation.") or key in ("ablation.arms", "ablation.seeds"),
-                    f"{shown}: of these settings a cell may only have its own ablation.arms and ablation.seeds")
+                    f"{shown}: a cell may set only ablation.arms and ablation.seeds of these keys; take it out")
             require(setter.setdefault(key, axis.name) == axis.name,
-                    f"{shown}, and so does the axis {setter.get(key)!r}: let one of them do it")
+                    f"{shown}, and so does the axis {setter.get(key)!r}: take it out of one of them")
 
 
 def _cell_config(config: ConfigDict, axes: list[Axis], choice: tuple[str, ...]) -> ConfigDict:
@@ -174,5 +174,6 @@ def _check_starts(cells: list[Cell]) -> None:
     for cell in cells:
         start = (cell.setting, cell.config.task.data_seed)
         other = named.setdefault(start, cell)
-        require(other is cell, f"ablation.grid: the cells {other.name} and {cell.name} are both the start with "
-                f"task.data_seed={start[1]} of one setting, and results could not tell them apart: give each its own")
+        require(other is cell, f"ablation.grid: the cells {other.name} and {cell.name} have the same setting and the "
+                f"same start, task.data_seed={start[1]}, and results could not tell them apart: give each its own "
+                "data_seed")

@@ -113,8 +113,8 @@ def _validate(cell: Cell) -> None:
             validate(config)
         kinds.setdefault(_stage_one_kind(cell, arm), arm)
     mistakes.require(cell.stage_one is None or len(kinds) <= 1, f"{place and f'{place}: '}ablation.arms: "
-                     f"{' and '.join(kinds.values())} do not learn the same prompts in stage 1 and are no pairs: give "
-                     "each another --workdir, and compare their tables with --figures and --against")
+                     f"{' and '.join(kinds.values())} learn different prompts in stage 1, so their runs are no pairs: "
+                     "give each another --workdir, and compare their tables with --figures and --against")
     mistakes.raise_all()
 
 

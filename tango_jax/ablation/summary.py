@@ -26,14 +26,14 @@ from tango_jax.tracking.learning_curve import (
 )
 
 METHODS = f"""\
-Accuracy is greedy, on held-out problems; its mean is over generator steps (the area under the curve). Steps and tokens
+Accuracy is greedy, on held-out problems. Its mean is over generator steps (the area under the curve). Steps and tokens
 (of both roles, warm-up included) are those to an accuracy of {LEVEL:g}, by linear interpolation between evaluations. A
-run that does not reach it counts with all that it had: the mean of its arm is then a lower bound (≥), and a ratio to it
-an upper one (≤); where runs of both arms do not reach it, the ratio is no bound (~). Runs of different lengths are cut
-to the generator steps that all of them have, and the table says to which. A mean is over the means of the starts or, of
-a single start, over its seeds. Square brackets hold 95 % intervals, paired by start and seed where arms are compared:
-Student's t over the same means, which of a single start says nothing about other starts. Where there are fewer than
-{MIN_FOR_INTERVAL} runs, each stands in round brackets as well."""
+run that does not reach it counts in full: the mean of its arm is then a lower bound (≥), and a ratio to it an upper
+bound (≤). If runs of both arms do not reach it, the ratio is no bound (~). Runs of different lengths are cut to the
+generator steps that all of them have, and the table says to which. A mean is over the means of the starts or, with one
+start, over its seeds. Square brackets hold 95 % Student's t intervals over the same means, paired by start and seed
+where arms are compared; with one start they say nothing about other starts. With fewer than {MIN_FOR_INTERVAL} runs,
+round brackets hold the value of each run."""
 
 
 def summarize(rows: Sequence[Evaluation]) -> str:
@@ -48,7 +48,7 @@ def heading(task: str, setting: str, arms: Arms) -> str:
     units = {unit for curves in arms.values() for unit in curves}
     starts, seeds = {start for start, _ in units}, {seed for _, seed in units}
     counts = ", ".join(f"{len(found)} {name}{'s' * (len(found) > 1)} ({', '.join(map(str, sorted(found)))})"
-                       for name, found in (("start", starts), ("seed", seeds)))  # fmt: skip
+                       for name, found in (("start", starts), ("seed", seeds)))
     return f"{title_of(task, setting)}: {counts}"
 
 
@@ -101,7 +101,7 @@ def head(titles: Sequence[str]) -> list[str]:
 
 def _start(arms: Arms) -> str:
     titles = {"accuracy": "greedy accuracy", "verifier_step_f1": "verifier step F1 on the fixed pool",
-              "verifier_outcome_f1": "outcome F1"}  # fmt: skip
+              "verifier_outcome_f1": "outcome F1"}
     shown = []
     for name, title in titles.items():
         values = [getattr(curve.evaluations[0], name) for curves in arms.values() for curve in curves.values()]
@@ -119,15 +119,15 @@ def _other_methods(arms: Arms) -> list[str]:
             by_method.setdefault(method, []).append(arm)
     if len(by_method) < 2:
         return []
-    return [f"Other settings differ as well, such as a schedule, a reward, a loss or a learning rate, between "
-            f"{' and '.join(', '.join(names) for names in by_method.values())}: these arms do not compare as arms."]
+    return [f"{' and '.join(', '.join(names) for names in by_method.values())} also differ in other settings, such as "
+            "a schedule, a reward, a loss or a learning rate: do not compare them as arms."]
 
 
 def _arms_table(arms: Arms) -> list[str]:
     whole = {arm: arms[arm] for arm in in_order(arms)}
     cut, span = over_same_steps(whole)
     lines = head(("arm", "runs", "accuracy, mean", "accuracy, end", f"reached {LEVEL:g}", "steps", "1000 tokens",
-                  "verifier step F1, end", "outcome F1, end", "step F1 on live solutions, sampled"))  # fmt: skip
+                  "verifier step F1, end", "outcome F1, end", "step F1 on live solutions, sampled"))
     for arm, curves in cut.items():
         steps = measured(curves, steps_to) if trains_generator(arm) else {}
         tokens = measured(curves, _thousands_to) if trains_generator(arm) else {}
@@ -166,7 +166,7 @@ def _comparison_table(arms: Arms, names: Sequence[tuple[str, str]], bound: str |
         if not pairs.units:
             continue
         cells = [f"{first} / {second}", *units_text(pairs), ratio_text(pairs, steps_to), ratio_text(pairs, tokens_to),
-                 difference_text(pairs)]  # fmt: skip
+                 difference_text(pairs)]
         if bound:
             cells.append(gap_text(arms[first], arms[second], arms[bound]))
         lines.append(line(cells))

@@ -99,7 +99,7 @@ def _start(job: Job, cores: set[int]) -> _Child:
         log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} $ {shlex.join(command)}\n".encode())
         log.flush()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                                   env=environment, start_new_session=True)  # fmt: skip
+                                   env=environment, start_new_session=True)
     if cores:
         os.sched_setaffinity(process.pid, cores)  # before the process imports what starts threads
     return _Child(job, process)

@@ -19,22 +19,22 @@ from tango_jax.runtime.failures import drop_broken_output, typed_command
 MAX_MESSAGE = 400  # characters; argparse repeats whatever it was given
 OVERRIDE = "--config."
 USAGE = "--help shows the usage"
-CHOICES = ("--config=tiny tries everything, in two to three minutes, and in half a minute once it is compiled; "
-           "--config=last_letter is the quickstart; --config=own_problems --model=MODEL --problems=FILE takes a model "
-           "and problems of your own")
+CHOICES = ("--config=tiny tries everything in two to three minutes, in half a minute once it is compiled; "
+           "--config=last_letter is the quickstart; --config=own_problems --model=MODEL --problems=FILE takes your "
+           "model and problems")
 COMMON_KEYS = {
     "arm=NAME": f"what is trained and rewarded: {', '.join(ARMS)}, or FILE.py:name",
-    "seed=1": "of everything random in a run",
+    "seed=1": "seed of everything random in a run",
     "ROLE.checkpoint=MODEL": "what a role starts from: a folder, hub id, .gguf file or workdir",
     "ROLE.max_response=512": "tokens that a role may write; ROLE.max_prompt: that it may read",
     "ROLE.optimizer.lr=1e-6": "learning rate; stage 1 has its own, ROLE.sft.optimizer.lr",
     "ROLE.loss.algorithm=rloo": "grpo, rloo, reinforce_pp, or FILE.py:name",
     "ROLE.sft.steps=0": "updates of stage 1; 0: no stage 1",
-    "ROLE.row_buckets=(8,16)": "responses decoded at once; less needs less memory",
-    "ROLE.rows_per_micro_batch=2": "rows of a forward and backward pass; less needs less memory",
+    "ROLE.row_buckets=(8,16)": "responses decoded at once; fewer need less memory",
+    "ROLE.rows_per_micro_batch=2": "rows of a forward and backward pass; fewer need less memory",
     "rl.generator_steps=100": "length of the run, in turns of the generator",
     "rl.prompts_per_step=64": "problems of a turn; rl.samples_per_prompt: solutions of each",
-    "task.train=FILE": "problems of task.name=math (own_problems sets it); task.test: to evaluate on",
+    "task.train=FILE": "problems of task.name=math (own_problems sets it); task.test: problems to evaluate on",
     "eval.every=20": "generator steps between evaluations; also checkpoint.every and rollouts.every, in turns",
     "loggers.wandb=PROJECT": "also log to Weights & Biases; loggers.tensorboard=true: to TensorBoard",
 }
@@ -64,11 +64,11 @@ class Parser(argparse.ArgumentParser):
                           "get_config")
         width = max(map(len, COMMON_KEYS))
         keys = "\n".join(f"  {OVERRIDE}{key:{width}}  {what}" for key, what in COMMON_KEYS.items())
-        self.add_argument_group("overrides", f"{OVERRIDE}key=value replaces a value of the configuration. Of a setting "
-                                "given twice, the last one\ncounts. The commonest keys (ROLE: generator or verifier):\n"
-                                f"{keys}\n--keys lists every key with its default and meaning, --keys=loss "
-                                "those with 'loss' in their\nnames; --print-config of the training commands prints all "
-                                "as a run would have them.")
+        self.add_argument_group("overrides", f"{OVERRIDE}key=value replaces a value of the configuration. If a setting "
+                                "is given twice, the last\none counts. The commonest keys (ROLE: generator or "
+                                f"verifier):\n{keys}\n--keys lists every key with its default and meaning, --keys=loss "
+                                "the keys with 'loss' in their\nnames. --print-config of the training commands prints "
+                                "every setting of the run.")
         self.add_argument("--keys", nargs="?", const="", metavar="PART", action=ListKeys,
                           help="list the keys of the configuration, or those with PART in their names, and end")
 
@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         with mistakes.collected():
             options, rest = self.parse_known_args(spelled)
             if self._choices and options.config is None:
-                raise ValueError(f"no --config is given, which says what to do: {self._choices}; {USAGE}")
+                raise ValueError(f"no --config is given: {self._choices}; {USAGE}")
         if mistakes.messages:  # an option that is missing may be one that was misspelled
             others = [one for one in self._unknown_options(spelled) if not one.startswith(OVERRIDE)]
             with mistakes.collected():

@@ -50,7 +50,7 @@ class ConfigFile(NamedTuple):
             if isinstance(config, ConfigDict):
                 flatten(config)  # a file can make one that cannot be read
         if not isinstance(config, ConfigDict):
-            raise ValueError(f"{self.path}: get_config returned {shortened(config)}, and not a ConfigDict: start it "
+            raise ValueError(f"{self.path}: get_config returned {shortened(config)}, not a ConfigDict: start it "
                              "with config = default_config() and end it with return config")
         self._check(config)
         return config
@@ -136,17 +136,17 @@ def _executed(file: str, told: type[Exception] | tuple = ()) -> Iterator[None]:
         raise ValueError(what_failed(file, None, error)) from error
     after = _contents()
     replaced = [name for name, value in before.items() if after.get(name) is not value]
-    require(not replaced, f"{file} replaces {cut(', '.join(replaced))} in the package, which no record of a run would "
-            f"show; {NAMES_A_FUNCTION}, or edit a copy of the package")
+    require(not replaced, f"{file} replaces {cut(', '.join(replaced))} in the package, and no record of a run would "
+            f"show it; {NAMES_A_FUNCTION}, or edit a copy of the package")
 
 
 def _contents() -> dict[str, Any]:
     """{dotted name: value} of the package's modules and their tables."""
     modules = {name: vars(module) for name, module in list(sys.modules.items()) if name.startswith("tango_jax.")}
     tables = {f"{name}.{key}": value for name, names in modules.items() for key, value in names.items()
-              if isinstance(value, dict) and not key.startswith("__")}  # fmt: skip
+              if isinstance(value, dict) and not key.startswith("__")}
     return {f"{name}.{key}": value for name, held in (modules | tables).items() for key, value in held.items()
-            if callable(value) or not str(key).startswith("_")}  # fmt: skip
+            if callable(value) or not str(key).startswith("_")}
 
 
 def stored_config(file: str) -> ConfigDict:

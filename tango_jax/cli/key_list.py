@@ -17,7 +17,7 @@ def describe_keys(part: str = "") -> str:
     """Keys with `part` in their names; a key of both roles once, as ROLE.name. Raises ValueError if there are none."""
     first, second = (f"{role}." for role in ROLES)
     keys = {f"ROLE.{name.removeprefix(first)}" if name.startswith(first) else name: key
-            for name, key in KEYS.items() if not name.startswith(second)}  # fmt: skip
+            for name, key in KEYS.items() if not name.startswith(second)}
     found = {name: key for name, key in keys.items()
              if any(part in one for one in (name, name.replace("ROLE.", first), name.replace("ROLE.", second)))}
     require(bool(found), f"--keys={part}: no key has this in its name; --keys lists all")
@@ -27,7 +27,7 @@ def describe_keys(part: str = "") -> str:
 def _described(name: str, key: Key) -> str:
     facts = [str(key.allowed)] if key.allowed else []
     if key.change is not Change.NEVER:
-        facts.append(f"changed in a run that is resumed: {key.change.value}")
+        facts.append(f"change on resume: {key.change.value}")
     shown = f"{name}={'(empty)' if key.default in ('', (), {}) else key.default}"
     lines = textwrap.wrap(" ".join([key.meaning, *(f"[{fact}]" for fact in facts)]), WIDTH - 4)
     return "\n    ".join([shown, *lines])
@@ -37,6 +37,6 @@ class ListKeys(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: str | Sequence[Any] | None,
         option_string: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         print(describe_keys(str(values)))
         parser.exit()

@@ -42,7 +42,7 @@ def _one_cache_warning(console: Console) -> Iterator[None]:
             show(message, category, *place, **options)
         elif not first:
             first.append(text)
-            console.log(f"warning: the compile cache fails, which costs time and nothing else ({text.splitlines()[0]})")
+            console.log(f"warning: the compile cache fails; this costs only time ({text.splitlines()[0]})")
 
     with warnings.catch_warnings():
         warnings.showwarning = show_once
@@ -96,14 +96,14 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
 
 
 def _then(workdir: Path) -> str:
-    return f". What is saved in {workdir} is kept: the same command goes on from there" if workdir.is_dir() else ""
+    return f". What is saved in {workdir} is kept: the same command resumes from there" if workdir.is_dir() else ""
 
 
 def _describe_lost_peer(error: Exception, doing: str, workdir: Path) -> str:
     place = [frame for frame in traceback.extract_tb(error.__traceback__) if "tango_jax" in frame.filename][-1]
     first_line = str(error).splitlines()[0]
-    return (f"error: process {jax.process_index()} of {jax.process_count()} lost another one during "
-            f"{doing or 'the start'} ({place.name}): {first_line}. Start all of them again; "
+    return (f"error: process {jax.process_index()} of {jax.process_count()} lost another process during "
+            f"{doing or 'the start'} ({place.name}): {first_line}. Start all processes again; "
             f"the run resumes from the last checkpoint in {workdir}")
 
 

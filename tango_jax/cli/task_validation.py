@@ -51,7 +51,7 @@ def _check_math(config: ConfigDict, mistakes: Mistakes, method: Method | None) -
                          f"{role}.sft.steps={config[role].sft.steps} needs text to imitate: set task.stage_one to "
                          "gsm8k or a file, or the steps to 0")
     for needed, is_needed in (("step labels", method and method.arm.needs_gold_steps),
-                              ("a curriculum", method and "curriculum" in method.streams)):  # fmt: skip
+                              ("a curriculum", method and "curriculum" in method.streams)):
         mistakes.require(not is_needed, f"arm={config.arm} needs a task with {needed}; task.name=math has none: choose "
                          f"another arm, or task.name={' or '.join(SYNTHETIC)}")
     if task.stage_one or not task.test:
@@ -99,8 +99,8 @@ def _check_worked_answers(task: ConfigDict) -> None:
     except ValueError:
         return  # noted already
     if found != "gsm8k":
-        raise ValueError(f"task.stage_one=gsm8k makes tagged steps of worked answers that end in #### n, and the rows "
-                         f"of task.train={task.train} are of the format {found}: name a file of tagged solutions, or "
+        raise ValueError(f"task.stage_one=gsm8k needs worked answers that end in #### n, but the rows "
+                         f"of task.train={task.train} have the format {found}: name a file of tagged solutions, or "
                          "set task.stage_one= with generator.sft.steps=0 and verifier.sft.steps=0, as "
                          "--config=own_problems does")
 
@@ -114,8 +114,8 @@ def _check_tagged(config: ConfigDict, mistakes: Mistakes) -> None:
         is_for_verifier = config.verifier.sft.steps > 0 and not config.verifier.init_from
         rows, heldout = read_stage_one(task.stage_one, is_for_verifier)
         mistakes.require(len(rows) > task.validation or bool(heldout), f"task.stage_one={task.stage_one} has "
-                         f"{len(rows)} rows, of which task.validation={task.validation} are set aside: give more rows, "
-                         "or lower it")
+                         f"{len(rows)} rows, and task.validation={task.validation} sets all of them aside: give more "
+                         "rows, or lower it")
 
 
 def _check_sizes(config: ConfigDict, mistakes: Mistakes, method: Method | None) -> None:

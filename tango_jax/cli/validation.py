@@ -19,7 +19,7 @@ from tango_jax.weights.source import fields_of, kind_of, sized_model
 
 SIZES = (
     "max_", "prompt_buckets", "cache_buckets", "row_buckets", "pack_length", "loss.minibatches",
-)  # fmt: skip
+)
 
 
 def validate(config: ConfigDict) -> None:
@@ -37,7 +37,7 @@ def validate(config: ConfigDict) -> None:
         mistakes.require(len(set(given)) == len(given), f"ablation.{name}={given} names one twice: take it out")
     names = [arm_name(arm) for arm in config.ablation.arms]
     mistakes.require(len(set(names)) == len(set(config.ablation.arms)), f"ablation.arms={tuple(config.ablation.arms)} "
-                     "has two arms of one name, which is that of their folder: rename one")
+                     "has two arms with the same name, and each arm needs its own folder: rename one")
     for arm in config.ablation.arms:
         with mistakes.collected():
             load_arm(arm, "ablation.arms")
@@ -66,7 +66,7 @@ def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:
     names = ("model", "checkpoint", "mesh", "init_from")
     different = [name for name in names if config.generator[name] != config.verifier[name]]
     said = "verifier.adapter=generator" if config.verifier.adapter == "generator" else f"arm={config.arm}"
-    mistakes.require(not different, f"{said} makes both roles one policy, and generator and verifier differ in "
+    mistakes.require(not different, f"{said} makes both roles one policy, but generator and verifier differ in "
                      f"{', '.join(different)}: give both the same")
 
 
@@ -76,7 +76,7 @@ def _check_same_stage_one(config: ConfigDict, mistakes: Mistakes) -> None:
     mistakes.require(
         len(both) < 2 or not both[0].model.lora.rank or both[0].sft.full == both[1].sft.full,
         f"generator.sft.full={config.generator.sft.full} and verifier.sft.full={config.verifier.sft.full}: the "
-        "verifier's stage 1 goes on from what the generator's has trained, adapters or all parameters: set both alike",
+        "verifier's stage 1 continues from the generator's, and both train adapters or all parameters: set both alike",
     )
 
 
@@ -97,8 +97,8 @@ def _check_generate(generate: ConfigDict, teacher: ConfigDict, mistakes: Mistake
     rows = tuple(teacher.row_buckets)
     mistakes.require(
         not rows or bool(teacher.cache_tokens) or rows[-1] % generate.samples == 0,
-        f"generator.row_buckets={rows} ends in no multiple of generate.samples={generate.samples}: "
-        "choose one, as samples of a prompt share its cache and stay in one batch",
+        f"generator.row_buckets={rows} must end in a multiple of generate.samples={generate.samples}: samples of a "
+        "prompt share its cache and stay in one batch",
     )
 
 
@@ -115,24 +115,25 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
     )
     mistakes.require(
         bool(rl.trust) or not rl.warmup_until,
-        f"rl.warmup_until={rl.warmup_until} is a trust in the verifier, and rl.trust=() measures none: set rl.trust, "
-        "such as (0.4, 0.55), or rl.warmup_until=0",
+        f"rl.warmup_until={rl.warmup_until} waits for trust in the verifier, and rl.trust=() does not measure it: set "
+        "rl.trust, such as (0.4, 0.55), or rl.warmup_until=0",
     )
     mistakes.require(
         rl.alpha_schedule != "signal" or not rl.dynamic_sampling,
-        "rl.alpha_schedule=signal follows the share of groups whose answers are all right or all wrong, which "
-        f"rl.dynamic_sampling={rl.dynamic_sampling} replaces by others: choose another schedule, or "
+        "rl.alpha_schedule=signal follows the share of groups whose answers are all right or all wrong, and "
+        f"rl.dynamic_sampling={rl.dynamic_sampling} replaces these groups: choose another schedule, or "
         "rl.dynamic_sampling=0",
     )
     mistakes.require(
         rl.judge == "all" or not rl.dynamic_sampling, f"rl.judge={rl.judge} judges groups whose answers are all right "
-        f"or all wrong, which rl.dynamic_sampling={rl.dynamic_sampling} replaces by others: set rl.judge=all, or "
+        f"or all wrong, and rl.dynamic_sampling={rl.dynamic_sampling} replaces these groups: set rl.judge=all, or "
         "rl.dynamic_sampling=0",
     )
     mistakes.require(
         rl.practice != "half_right" or not rl.dynamic_sampling,
         f"rl.practice=half_right counts right answers, and rl.dynamic_sampling={rl.dynamic_sampling} drops problems "
-        "whose answers are all right or all wrong before they are counted: set one of the two to its default",
+        "whose answers are all right or all wrong before they are counted: set rl.practice=all, or "
+        "rl.dynamic_sampling=0",
     )
 
 
@@ -145,18 +146,18 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
         compares_groups = algorithm in ALGORITHMS and ALGORITHMS[algorithm].compares_groups_alone
         mistakes.require(
             rl.samples_per_prompt > 1 or not compares_groups, f"{role}.loss.algorithm={algorithm} "
-            "compares the responses to a prompt, and rl.samples_per_prompt=1 leaves one: raise it to 2 or more, or set "
-            f"{role}.loss.algorithm=reinforce_pp, which compares those of a batch",
+            "compares the responses to a prompt, and rl.samples_per_prompt=1 gives only one: raise it to 2 or more, or "
+            f"set {role}.loss.algorithm=reinforce_pp, which compares all responses of a batch",
         )
         norm = config[role].loss.step_norm
         mistakes.require(
-            norm == "elements" or algorithm in ALGORITHMS, f"{role}.loss.step_norm={norm} is a form of "
-            f"{', '.join(ALGORITHMS)}, and {role}.loss.algorithm={algorithm} has another: set step_norm=elements",
+            norm == "elements" or algorithm in ALGORITHMS, f"{role}.loss.step_norm={norm} works with "
+            f"{', '.join(ALGORITHMS)}, not with {role}.loss.algorithm={algorithm}: set step_norm=elements",
         )
     mistakes.require(
         arm.is_interleaved or "verifier" not in arm.turns or rl.warmup_steps > 0,
-        f"arm={config.arm} trains the verifier in its warm-up alone, and rl.warmup_steps=0 leaves none: raise it, or "
-        "choose an arm that leaves the verifier as it is",
+        f"arm={config.arm} trains the verifier only in its warm-up, and rl.warmup_steps=0 has none: raise it, or "
+        "choose an arm that does not train the verifier",
     )
     mistakes.require(
         make_schedule(config).num_turns > 0,
@@ -195,8 +196,8 @@ def _check_model(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
     elif config.adapter:
         mistakes.require(
             config.model.lora.rank > 0 and bool(config.checkpoint) and not config.init_from and not config.sft.full,
-            f"{role}.adapter={config.adapter} needs {role}.model.lora.rank above 0 and the {role}.checkpoint that it "
-            f"belongs to, without {role}.init_from and {role}.sft.full: set these",
+            f"{role}.adapter={config.adapter} needs {role}.model.lora.rank above 0, the {role}.checkpoint that it "
+            f"belongs to, an empty {role}.init_from and {role}.sft.full=False: set these",
         )
         with mistakes.collected(f"{role}.adapter: "):
             check_lora_config(local_path(f"{role}.adapter", config.adapter), fields_of(config).get("lora"))
@@ -243,7 +244,7 @@ def _check_rows(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistake
     mistakes.require(
         not are_rows or bool(config.cache_tokens) or rows[-1] % M == 0,
         f"{role}.row_buckets ends in {rows[-1] if rows else None}, which is not a multiple of "
-        f"rl.samples_per_prompt={M}: choose one, as samples of a prompt share its cache and stay in one batch",
+        f"rl.samples_per_prompt={M}: choose one; samples of a prompt share its cache and stay in one batch",
     )
     longest = config.max_prompt + config.max_response
     mistakes.require(  # of the rows on each device, `make_policy` knows
@@ -255,7 +256,7 @@ def _check_rows(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistake
     mistakes.require(
         rl.prompts_per_step % minibatches == 0,
         f"{role}.loss.minibatches={minibatches} does not divide rl.prompts_per_step={rl.prompts_per_step} "
-        f"(batch of {B} rows): groups stay whole",
+        f"(batch of {B} rows): choose a divisor, since the samples of a prompt stay together",
     )
 
 
@@ -266,5 +267,5 @@ def _check_int8(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
         mistakes.require(
             not config.model[name],
             f"{role}.model.{name}={config.model[name]} makes the sampler's log-probs differ from the trainer's, and "
-            f"{role}.loss.importance_cap=0 corrects for nothing: set it to 2, or leave {name} empty",
+            f"{role}.loss.importance_cap=0 does not correct for this: set it to 2, or leave {name} empty",
         )

@@ -125,7 +125,7 @@ def _parse_json(text: bytes, where: str) -> Any:
         except UnicodeEncodeError as error:
             half = error.object[error.start]
             raise ValueError(f"{where}: {half!r} is half of a surrogate pair; write the whole character or remove it"
-                             ) from error  # fmt: skip
+                             ) from error
     return value
 
 

@@ -64,9 +64,9 @@ def read_part(path: Path, problems: Sequence[tuple[int, Problem]], samples: int)
     ):
         found = (row.number, row.sample, row.problem_id, row.question, row.answer)
         if found != (number, sample, problem.id, problem.question, problem.answer):
-            raise ValueError(f"{path} holds a solution to {row.problem_id}, {row.question[:60]!r}, where the problem "
+            raise ValueError(f"{path} holds a solution to {row.problem_id}, {row.question[:60]!r}, but its problem "
                              f"is now {problem.id}, {problem.question[:60]!r}: the problem file or the tokenizer has "
-                             "changed since then; restore the old one, or choose another --workdir")
+                             "changed; restore the old one, or choose another --workdir")
     return rows
 
 

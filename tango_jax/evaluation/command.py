@@ -45,7 +45,7 @@ from tango_jax.weights.workdir import identify_weights, prompting_of, read_confi
 
 VERIFIER_TOKENS = 4096  # of a prompt, and of a response, as published
 _SAMPLED = SAMPLED_TEMPERATURE._replace(
-    why=": the greedy attempt is made without being asked for, and one vote is greedy"
+    why=": greedy solutions are made anyway, and one vote is greedy"
 )
 _JUDGED_SETS = ("processbench", *GROUPS["processbench"], *SYNTHETIC_STEPS)  # that need no solver
 MAY_CHANGE = ("out", "rows", "decode_tensor")  # settings that a resumed evaluation may change
@@ -63,9 +63,9 @@ def _tokens(what: str, default: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    checkpoint: str | None = _option(None, "what solves the problems, and judges if there is no --verifier")
-    verifier: str | None = _option(None, "what judges: every solution of --checkpoint, and the sets made for it")
-    sets: tuple[str, ...] = _option((), "names, separated by commas; NAME:SOURCE takes other rows", required=True)
+    checkpoint: str | None = _option(None, "solves the problems, and judges if there is no --verifier")
+    verifier: str | None = _option(None, "judges every solution of --checkpoint, and the sets to judge")
+    sets: tuple[str, ...] = _option((), "names, separated by commas; NAME:SOURCE reads other rows", required=True)
     out: Path = _option("runs/eval", "folder of the results", names=("--workdir",))
     samples: int = _option(0, "sampled solutions of each problem; 0: greedy alone", Range(0, MAX_SAMPLES))
     temperature: float = _option(1.0, "of the sampled solutions", _SAMPLED)
@@ -73,10 +73,10 @@ class Settings:
     skip_greedy: bool = _option(False, "sampled solutions alone")
     votes: int = _option(1, "verifications of a solution; 1: greedy, more: sampled", Range(1, MAX_SAMPLES))
     verifier_temperature: float = _option(1.0, "of several votes", _SAMPLED)
-    problems: int = _option(0, "of each set, drawn by --seed; 0: all (synthetic: 200)", COUNT_OR_NONE)
+    problems: int = _option(0, "problems of each set, drawn by --seed; 0: all (synthetic: 200)", COUNT_OR_NONE)
     grader: str | None = _option(None, "a function (problem, answer) -> bool that decides what is right, as "
                                  "task.grader does in training (default: answers are compared)",
-                                 metavar="FILE.py:NAME")  # fmt: skip
+                                 metavar="FILE.py:NAME")
     max_prompt: int = _tokens("the generator", 2048)
     max_new: int = _tokens("a response", 2048)
     template: str | None = _option(None, "name or file (default: math, or as in the run)")
@@ -86,7 +86,7 @@ class Settings:
     use_chat: bool = _option(False, "prompts in the checkpoint's chat template (default: as in the run)")
     dtype: str = _option("float32", "default: %(default)s", choices=("float32", "bfloat16"))
     seed: int = _option(0, "of the problems drawn and of the sampling; default: 0", SEED)
-    shard: int = _option(64, "problems done at once: what an interruption costs", COUNT)
+    shard: int = _option(64, "problems done at once; an interruption costs up to one shard", COUNT)
     rows: int = _option(64, "responses decoded at once; limited by memory", COUNT)
     decode_tensor: int = _option(1, "devices of a process that share the weights", COUNT)
 
@@ -144,7 +144,7 @@ def _parser(doc: str) -> Parser:
         else:
             kind = one.type if one.type in (int, float) else str
             parser.add_argument(f"--{one.name}", *one.metadata["names"], type=kind, default=one.default,
-                                help=one.metadata["help"], **one.metadata["argument"])  # fmt: skip
+                                help=one.metadata["help"], **one.metadata["argument"])
     return parser
 
 def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]:
@@ -220,10 +220,11 @@ def grader_notes(settings: Settings, sets: Sequence[EvalSet]) -> list[str]:
     notes = [note for one in solved if one.problems for note in try_grader(one, one.problems[0][1])]
     left = ", ".join(one.name for one in (sets if settings.grader else solved) if not one.is_correct)
     if left and settings.grader:
-        notes.append(f"--grader={settings.grader} decides nothing in {left}, whose rows say what is right")
+        notes.append(f"--grader={settings.grader} is not used in {left}: the rows say what is right")
     elif left and kind_of(settings.checkpoint) == "workdir":
         if used := read_config(Path(settings.checkpoint).expanduser()).task.grader:
-            notes.append(f"in training {used} decided what is right; without --grader, answers are compared in {left}")
+            notes.append(f"in training {used} decided what is right; here answers in {left} are compared with the gold "
+                         f"answers: use --grader={used} to decide here as well")
     return notes
 
 
@@ -243,7 +244,7 @@ def check_prompt_lengths(
                 shortest = min(_num_tokens(role, samplers[role], problem) for problem in problems)
                 flag = {"generator": "--max_prompt", "verifier": "--verifier_max_prompt"}[role]
                 raise ValueError(f"{flag}={limit} is too short for every problem of {eval_set.name}: the shortest "
-                                 f"makes a prompt of {shortest} tokens; raise it to that at least")
+                                 f"makes a prompt of {shortest} tokens; raise it to at least that")
 
 
 def _num_tokens(role: str, sampler: CheckpointSampler, problem: Problem) -> int:
@@ -258,7 +259,7 @@ def _shards_of(sets: Sequence[EvalSet], kind: type, stage: str, settings: Settin
         Shard(eval_set, eval_set.items[start : start + settings.shard], settings.out, stage, start // settings.shard)
         for eval_set in sets if isinstance(eval_set, kind)
         for start in range(0, len(eval_set.items), settings.shard)
-    ]  # fmt: skip
+    ]
 
 
 def _load_weights(sampler: CheckpointSampler, settings: Settings) -> CheckpointSampler:
@@ -277,11 +278,11 @@ def _introduction(settings: Settings, results: Sequence[SetResult]) -> str:
     lines = [f"- {name}: {markdown_code(str(value))}" for name, value in given]
     for grader in dict.fromkeys(result.grader for result in results if result.grader):
         names = ", ".join(result.name for result in results if result.grader == grader)
-        lines.append(f"- {markdown_code(grader)} decides what is right in {names}, whose figures compare with no "
+        lines.append(f"- {markdown_code(grader)} decides what is right in {names}; these figures do not compare with "
                      "published ones")
     if settings.samples and not settings.skip_greedy:
-        lines.append("- figures of the verifier, format, lengths: of the greedy solutions; the samples have tables by "
-                     "their number")
+        lines.append("- figures of verifier, format and lengths are of the greedy solutions; the samples have tables "
+                     "for each number of samples")
     lines.append("- percent, with 95 % intervals of a bootstrap over problems; nothing was chosen by looking at these "
                  "sets")
     return "\n".join(lines)

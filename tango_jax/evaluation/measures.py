@@ -28,7 +28,7 @@ AVERAGE = "average"
 VERIFIER = (
     "verifier_outcome_f1", "verifier_outcome_balanced_accuracy", "verifier_step_f1", "verifier_step_balanced_accuracy",
     "verifier_rate_correct", "verifier_rate_invalid", "verifier_rate_misaligned", "verifier_format",
-)  # fmt: skip
+)
 # A hit and a miss on an erroneous solution, and on a correct one: columns of `_first_error_columns`.
 _ONE_OF_EACH_PA = np.array([[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]], float)
 
@@ -72,9 +72,9 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
         tokens = {"sample_tokens": [row.num_tokens for row in sampled]}
         if judged:
             tokens["verification_tokens"] = [
-                sum(vote.num_tokens for vote in by_claim[row.number, row.sample]) for row in sampled]  # fmt: skip
+                sum(vote.num_tokens for vote in by_claim[row.number, row.sample]) for row in sampled]
         metrics += [_without_interval(solve_set.name, name, len(sampled), float(np.mean(counts)))
-                    for name, counts in tokens.items()]  # fmt: skip
+                    for name, counts in tokens.items()]
     described = greedy or sampled
     solutions = [claim.solution for claim in claims_of(solve_set, described)]
     scores = generator_scores(solutions, [row.is_truncated for row in described])
@@ -106,7 +106,7 @@ def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
             *(Metric(name, f"accuracy_{kind}", 0, int(chosen.sum()), bootstrap_means(columns_OA[chosen][:, [hit]])[0])
               for kind, chosen, hit in (("erroneous", erroneous, 0), ("correct", correct, 2))),
             Metric(name, "rate_misaligned", 0, len(judged), bootstrap_means(misaligned_O1)[0]),
-        ]  # fmt: skip
+        ]
     else:
         numbers = [claim.number for claim in judge_set.claims]
         metrics = _verifier(name, numbers, [claim.solution for claim in judge_set.claims], votes)
@@ -119,7 +119,7 @@ def averages(results: Sequence[SetResult]) -> list[Metric]:
     by_name = {result.name: result for result in results if result.draws_J.size}
     found = []
     for group, title, headline in ((MATHEMATICS, "mathematics", "greedy"), (OUT_OF_DOMAIN, "out_of_domain", "greedy"),
-                                   (PROCESSBENCH, "processbench", "f1")):  # fmt: skip
+                                   (PROCESSBENCH, "processbench", "f1")):
         if all(name in by_name for name in group):
             values = [value_of(by_name[name], headline).value for name in group]
             estimate = mean_over_sets(values, [by_name[name].draws_J for name in group])
@@ -240,6 +240,6 @@ def _solve_notes(rows: Sequence[SolvedRow]) -> tuple[str, ...]:
 def _judge_notes(judged: Sequence[JudgedRow]) -> tuple[str, ...]:
     told = {"is_shortened": "verifications of a solution that was shortened to fit",
             "is_too_long": "solutions were not judged: there is none, or the problem alone is too long",
-            "is_truncated": "verifications were cut off at the length limit"}  # fmt: skip
+            "is_truncated": "verifications were cut off at the length limit"}
     counts = {name: sum(getattr(row, name) for row in judged) for name in told}
     return tuple(f"{count} of {len(judged)} {told[name]}" for name, count in counts.items() if count)

@@ -28,7 +28,7 @@ LABELS = {
 }
 FIRST_WRONG = ("f1", "accuracy_erroneous", "accuracy_correct", "rate_misaligned")
 SUMMARY = {"greedy": "greedy", "pass": "pass@n", "majority": "maj@n", "best_of_by_verdict": "best of n, verdict",
-           "f1": "first-error F1", "verifier_outcome_f1": "outcome F1", "verifier_step_f1": "step F1"}  # fmt: skip
+           "f1": "first-error F1", "verifier_outcome_f1": "outcome F1", "verifier_step_f1": "step F1"}
 TABLES = ("tables.md", "tables.csv")
 CSV_COLUMNS = ("set", "metric", "k", "count", "value", "low", "high")
 
@@ -47,7 +47,7 @@ def write_rows(out: Path, eval_set: EvalSet, rows: Sequence[SolvedRow], judged: 
              "is_correct": claim.solution.is_correct, "gold_steps": claim.solution.gold_steps,
              "gold_first_wrong": claim.first_wrong}
             for claim in eval_set.claims
-        ]  # fmt: skip
+        ]
     for line in lines:
         line["verifications"] = by_claim.get((line["number"], line["sample"]), [])
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -122,7 +122,7 @@ def _comparison(
     mean = next((metric.estimate for metric in averages if metric.set == average), None)
     head = ["model", *names, *["Avg."] * (mean is not None)]
     rows = [["this evaluation", *(percent(value_of(chosen[name], headline)) for name in names),
-             *[percent(mean)] * (mean is not None)]]  # fmt: skip
+             *[percent(mean)] * (mean is not None)]]
     shown = tuple(name for name in names if chosen[name].has_published)
     for row in rows_for(shown):
         cells = [f"{row.scores[name]:.1f}" if name in shown else "–" for name in names]
@@ -146,12 +146,12 @@ def _samples(result: SetResult) -> list[str]:
     has_gains = any(gains.values())
     head = ["accuracy with k samples", *(f"k = {k}" for k in ks), *[f"k = {ks[-1]}, minus majority"] * has_gains]
     rows = [[LABELS[name], *(percent(value_of(result, name, k)) for k in ks), *[percent(gains[name])] * has_gains]
-            for name in names]  # fmt: skip
+            for name in names]
     parts = [f"## {result.name}, sampled: {result.count} problems", table(head, rows)]
     if is_judged := value_of(result, "verification_tokens"):
         sample, judged = value_of(result, "sample_tokens").value, is_judged.value
-        parts.append(f"A sample takes {sample:.0f} tokens and its verification {judged:.0f}, so that a rule with a "
-                     f"verifier costs {1 + judged / sample:.1f} times as much as one without.")
+        parts.append(f"A sample takes {sample:.0f} tokens and its verification {judged:.0f}: a rule with a "
+                     f"verifier takes {1 + judged / sample:.1f} times the tokens of one without.")
     return parts
 
 
@@ -175,7 +175,7 @@ def _set_table(results: Sequence[SetResult]) -> list[str]:
             result.name, markdown_cell(result.source), f"{result.count}{'' if result.is_whole else ' (a part)'}",
             percent(value_of(result, "format")), percent(value_of(result, "truncation_rate")),
             f"{tokens.value:.0f}" if tokens else "–",
-        ])  # fmt: skip
+        ])
     parts = ["## Sets", table(["set", "rows from", "rows", "format score", "truncated", "tokens"], rows)]
     notes = [f"- {result.name}: {note}" for result in results for note in result.notes]
     return [*parts, "\n".join(notes)] if notes else parts

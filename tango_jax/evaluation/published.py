@@ -17,7 +17,7 @@ SIZES = {
     "strategyqa": 2_290,
     "processbench_gsm8k": 400, "processbench_math": 1_000, "processbench_olympiadbench": 1_000,
     "processbench_omnimath": 1_000,
-}  # fmt: skip
+}
 MIN_SIZES = {"tablebench": 400}  # its rows were corrected since: no exact number
 
 

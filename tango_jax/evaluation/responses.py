@@ -68,7 +68,7 @@ def _rows(
                 size=problem.size, text=text, answer=parsed.answer, answer_class=NO_ANSWER, is_correct=False,
                 format_score=float(parsed.format_score), num_steps=len(parsed.steps), is_truncated=bool(is_truncated),
                 num_tokens=len(tokens), is_too_long=(number, sample) not in responses, grader="",
-            )  # fmt: skip
+            )
             rows.append(row)
     return _graded(solve_set, rows)
 
@@ -115,8 +115,8 @@ def read_solved(shard: Shard, samples: list[int]) -> list[SolvedRow] | None:
     for row, (number, sample, problem) in zip(rows, wanted, strict=True):
         found = (row.number, row.sample, row.problem_id, row.question, row.gold)
         if found != (number, sample, problem.id, problem.question, problem.answer):
-            raise ValueError(f"{shard.path} holds a solution of {row.problem_id}, {row.question[:60]!r}, where the "
-                             f"problem now is {problem.id}, {problem.question[:60]!r}: the rows of {solve_set.name} "
+            raise ValueError(f"{shard.path} holds a solution of {row.problem_id}, {row.question[:60]!r}, but its "
+                             f"problem is now {problem.id}, {problem.question[:60]!r}: the rows of {solve_set.name} "
                              "have changed since; bring the old ones back, or choose another --out")
     if any(row.graded_by != version_of(solve_set.is_correct) for row in rows):
         rows = _graded(solve_set, rows)
@@ -133,7 +133,7 @@ def claims_of(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[Claim]:
             may_be_judged=not row.is_too_long,
         )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def judge_shard(
@@ -166,7 +166,7 @@ def _claim_prompt(sampler: CheckpointSampler, claim: Claim) -> tuple[list[int], 
         return verifier_prompt(
             sampler.template, sampler.tokenizer, solution.problem, solution.text, len(solution.steps),
             sampler.max_prompt,
-        )  # fmt: skip
+        )
     except ValueError:  # too long even without the solution
         return None
 
@@ -182,7 +182,7 @@ def _judged_row(
         text=text, verdict=parsed.verdict, judgements=parsed.judgements, is_aligned=parsed.aligned,
         format_score=float(parsed.format_score), is_truncated=bool(is_truncated), num_tokens=len(tokens),
         is_shortened=prompt is not None and prompt[1], is_too_long=prompt is None,
-    )  # fmt: skip
+    )
 
 
 def read_judged(shard: Shard, votes: int) -> list[JudgedRow] | None:
@@ -191,7 +191,7 @@ def read_judged(shard: Shard, votes: int) -> list[JudgedRow] | None:
     wanted = [
         (claim.number, claim.sample, vote, digest(claim.solution.problem.question, claim.solution.text))
         for claim in shard.items for vote in range(votes)
-    ]  # fmt: skip
+    ]
     if rows is None or [(row.number, row.sample, row.vote, row.claim) for row in rows] != wanted:
         return None
     return rows

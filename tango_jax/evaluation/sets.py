@@ -126,8 +126,8 @@ def _resolve(names: Iterable[str]) -> list[tuple[str, str]]:
             resolved.append((name, source or name))
         else:
             known = (*BENCHMARKS, *SYNTHETIC, *SYNTHETIC_STEPS, *PROCESSBENCH, *GROUPS)
-            raise ValueError(f"--sets: unknown set {name!r}; use one of {', '.join(known)}, or {name}:SOURCE for rows "
-                             "of your own")
+            raise ValueError(f"--sets: unknown set {name!r}; use one of {', '.join(known)}, or {name}:SOURCE for your "
+                             "own rows")
     return resolved
 
 
@@ -171,7 +171,7 @@ def _processbench(name: str, source: str, problems: int, seed: int) -> JudgeSet:
         solution = Solution(
             problem=Problem(row.id, row.problem, ""), text=solution_text(row.steps), steps=row.steps, step_ends=(),
             format_score=1.0, is_correct=row.is_answer_correct, gold_steps=None,
-        )  # fmt: skip
+        )
         claims.append(Claim(int(number), 0, solution, row.label))
     return JudgeSet(name, source, tuple(claims), len(claims) == len(rows))
 

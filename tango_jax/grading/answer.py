@@ -16,7 +16,7 @@ _UNICODE_MATH = str.maketrans({
     "°": r"^\circ ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
     "∅": r"\emptyset ", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}",
     "¾": r"\frac{3}{4}", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
-})  # fmt: skip
+})
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _SUPERSCRIPT_RUN = re.compile(f"[{_SUPERSCRIPTS}]+")
 _PLAIN_DIGITS = str.maketrans(_SUPERSCRIPTS, "0123456789")

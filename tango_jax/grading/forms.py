@@ -45,7 +45,7 @@ _REPLACED = tuple((re.compile(pattern), new) for pattern, new in (
     (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"\\\{\s*\\\}", r"\\emptyset "),
     (r"\s+", " "), (r" ?, +| ,", ", "),
-))  # fmt: skip
+))
 
 
 def plain(text: str) -> str:

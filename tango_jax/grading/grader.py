@@ -50,7 +50,7 @@ def grade_many(
         statuses = _shared_grader().statuses([pair for pair in pairs if pair is not None])
     else:
         is_match = {"string": compare.matches_exactly, "python": compare.matches_python,
-                    "choice": compare.matches_choice, "text": matches_text}[kind]  # fmt: skip
+                    "choice": compare.matches_choice, "text": matches_text}[kind]
         statuses = ["correct" if is_match(*pair) else "wrong" for pair in pairs if pair is not None]
     found = iter(statuses)
     per_text = ["wrong" if pair is None else next(found) for pair in pairs]

@@ -50,7 +50,7 @@ class WorkerPool:
     def __init__(
         self, size: int | None = None, limit_s: int = LIMIT_S, deadline_s: float = DEADLINE_S,
         stall_s: float | None = None,
-    ):  # fmt: skip
+    ):
         """`limit_s` and `deadline_s` are processor time, `stall_s` is wall-clock time."""
         self.size = min(DEFAULT_MAX_WORKERS, _num_cpus()) if size is None else size
         if self.size < 1 or int(limit_s) != limit_s or not 0 < limit_s < deadline_s:

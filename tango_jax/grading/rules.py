@@ -289,7 +289,7 @@ def _letters(text: str) -> frozenset[str]:
     text = _TEXT.sub(" ", text)
     greek = re.findall(
         r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi"
-        r"|omega)(?![a-zA-Z])", text, re.IGNORECASE)  # fmt: skip
+        r"|omega)(?![a-zA-Z])", text, re.IGNORECASE)
     return frozenset(greek) | {char for char in _COMMAND.sub(" ", text) if char.isalpha()}
 
 

@@ -19,7 +19,7 @@ RELATIVE = 1e-9  # irrational numbers that differ by no more than this share of 
 LIBRARY_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, RuntimeError, SyntaxError,
     TypeError, ValueError,
-)  # fmt: skip
+)
 
 
 class TimeLimit(BaseException):

@@ -29,8 +29,8 @@ def check_metrics(role: str, metrics: dict[str, float]) -> None:
         raise Broken(role, f"produced values that are not finite: {bad}")
     for name, value in metrics.items():
         if name.endswith("/update_ratio") and value > MAX_UPDATE_RATIO:
-            raise Broken(role, f"replaced the parameters: {name}, the norm of an update over the norm of the "
-                         f"parameters that it changed, is {value:.3g}, and the limit is {MAX_UPDATE_RATIO:g}")
+            raise Broken(role, f"replaced the parameters: {name} (norm of the update / norm of the changed parameters) "
+                         f"is {value:.3g}, and the limit is {MAX_UPDATE_RATIO:g}")
 
 
 def check_params(states: dict[str, Any]) -> None:

@@ -66,4 +66,4 @@ def _batches(policy: Policy, prompt_length: int, trained: Trained) -> Iterator[B
     is_action_BT = action_mask(policy.config, rollout)
     for number in range(policy.config.loss.minibatches):
         yield pack_minibatch(policy.config, policy.placement, number, learner, np.zeros(is_action_BT.shape, np.float32),
-                             is_action_BT)  # fmt: skip
+                             is_action_BT)

@@ -39,7 +39,7 @@ def describe_run(
     )
     if schedule.cycle[1] and not turns["verifier"]:
         console.log(
-            "the verifier has no turn besides its warm-up: its first would come after generator step "
+            "the verifier has no turn after its warm-up: the first would come after generator step "
             f"{rl.generator_turns_per_cycle}, and rl.generator_steps is {rl.generator_steps}"
         )
     console.log(
@@ -55,8 +55,8 @@ def describe_run(
         "verifier": f"agreement with the grade + {rl.gamma:g} x format score",
     }
     if policies["verifier"].is_shared:
-        console.log("one policy has both roles: each role's learning rate follows its own schedule, which counts the "
-                    "updates in its own turns; AdamW's moments are shared")
+        console.log("one policy has both roles: each role's learning rate follows its own schedule and counts only its "
+                    "own updates; AdamW's moments are shared")
     for role, policy in policies.items():
         if config[role].reward:
             console.log(f"the {role}'s reward: {usual[role]} + {config[role].reward}")
@@ -79,7 +79,7 @@ def describe_run(
 def describe_parameters(console: Console, role: str, policy: Policy) -> None:
     shapes = jax.eval_shape(policy.init, np.zeros((2,), np.uint32)).params
     rows = [(name, str(leaf.shape), str(leaf.dtype), int(np.prod(leaf.shape)))
-            for name, leaf in flatten_names(shapes).items()]  # fmt: skip
+            for name, leaf in flatten_names(shapes).items()]
     model = policy.model_config
     reason = policy.config.model.attention == "auto" and why_plain(model, policy.placement.local.devices.flat[0])
     attention = f"{attention_names(model)} ({reason})" if reason else attention_names(model)
@@ -103,7 +103,7 @@ def describe_results(console: Console, config: ConfigDict, workdir: Path, summar
     console.log(f"view the report: {typed_command('report')} {workdir}")
     console.log("files:")
     for name in ("metrics.jsonl", "summary.json", "curves.png", "transcripts.md", "rollouts", "checkpoints",
-                 "sft"):  # fmt: skip
+                 "sft"):
         if (workdir / name).exists():
             console.log(f"  {workdir / name}")
 

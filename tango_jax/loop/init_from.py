@@ -42,16 +42,16 @@ def _check_continued(config: ConfigDict, role: str, source: str, is_full: bool) 
     name, is_shared = f"{role}.init_from={source}", shares_policy(config)
     for key in (f"{role}.model.lora.alpha", f"{role}.model.lora.base_dtype"):
         if not is_full and settings.get(key, here[key]) != here[key]:
-            raise ValueError(f"{name}: its adapters were trained with {key}={settings[key]!r}, and it is "
-                             f"{here[key]!r} here: set it to that")
+            raise ValueError(f"{name}: its adapters were trained with {key}={settings[key]!r}; here it is "
+                             f"{here[key]!r}: set it to {settings[key]!r}")
     goes_on = (is_shared or verifier.sft.start == "generator") and verifier.sft.steps and not verifier.init_from
     if role == "generator" and goes_on and is_full == (verifier.model.lora.rank > 0 and not verifier.sft.full):
         held, other = ("all parameters", "adapters") if is_full else ("adapters", "all parameters")
-        raise ValueError(f"{name} holds {held}, from which the verifier's stage 1 goes on, and that trains {other}: "
+        raise ValueError(f"{name} holds {held}, but the verifier's stage 1, which continues from them, trains {other}: "
                          f"set verifier.sft.full={is_full}")
     if role == "verifier" and is_shared and settings and not has_one_policy(Path(source).expanduser()):
-        raise ValueError(f"{name}: both roles are one policy here, and two in that run, whose verifier has not learned "
-                         "to solve problems: name a run of one policy, or leave generator.init_from and "
+        raise ValueError(f"{name}: here both roles are one policy, but that run has two, and its verifier has not "
+                         "learned to solve problems: name a run of one policy, or leave generator.init_from and "
                          "verifier.init_from empty")
 
 

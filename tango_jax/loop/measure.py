@@ -35,7 +35,7 @@ def fixed_pool(task: Task, size: int) -> list[Solution]:
     report = grade_solutions(task, [problem for problem, _ in chosen], [text for _, text in chosen])
     if failed := sum(getattr(report, name) for name in FAILURES):
         log.warning("%d of the %d solutions of the fixed pool count as wrong, because the grader could not judge them",
-                    failed, size)  # fmt: skip
+                    failed, size)
     return [
         make_solution(task, problem, text, [], is_correct)
         for (problem, text), is_correct in zip(chosen, report.correct, strict=True)

@@ -40,7 +40,7 @@ def peek(checkpointer: Checkpointer, policies: dict[str, Policy]) -> Restored | 
 def start_or_resume(
     policies: dict[str, Policy], start_params: dict, newest: Restored | None, fingerprints: dict[str, str],
     checkpointer: Checkpointer, config: ConfigDict,
-) -> RunState:  # fmt: skip
+) -> RunState:
     """The newest checkpoint, or train states initialised from `start_params`, which is emptied, so that devices do not
     hold it twice. Raises ValueError: the checkpoint has a different start or model."""
     bases = {role: split(weights)[1] for role, weights in start_params.items()}
@@ -50,12 +50,12 @@ def start_or_resume(
     check_start(restored, fingerprints, config)
     if restored is None:
         states = {role: policies[role].offloaded(policies[role].restart(start_params.pop(role)))
-                  for role in saved_roles(policies)}  # fmt: skip
+                  for role in saved_roles(policies)}
         start_params.clear()  # one policy is in it by the names of both roles
         return RunState(with_shared(policies, states))
     meta = restored.meta
     states = {role: policies[role].offloaded(state).replace(base=bases[role])
-              for role, state in restored.state.items()}  # fmt: skip
+              for role, state in restored.state.items()}
     states = with_shared(policies, states)
     return RunState(states, Memory.restored(meta), meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"])
 
@@ -99,7 +99,7 @@ def _abstract_states(policies: dict[str, Policy]) -> States:
 def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task) -> dict[str, str]:
     """{what: digest}: start parameters by role, bases of adapters, problems and prompts."""
     bases = {f"{role}{BASE}": tree_fingerprint(split(start_params[role])[1])
-             for role, policy in policies.items() if policy.model_config.lora}  # fmt: skip
+             for role, policy in policies.items() if policy.model_config.lora}
     return bases | {role: tree_fingerprint(start_params[role]) for role in policies} | {
         "problems": task.fingerprint,
         "templates": templates_digest({role: policy.template for role, policy in policies.items()}),

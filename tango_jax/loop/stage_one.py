@@ -109,7 +109,7 @@ def run_stage_one(
             ended[role] = _fresh_params(policy, config.seed)
         weights[role] = _with_base(policy, ended[role], config.seed, bases)
         if base_of.get(role) and base_of[role] != tree_fingerprint(split(weights[role])[1]):
-            raise ValueError(f"{role}.init_from={init_from}: its adapters belong to other weights than those of "
+            raise ValueError(f"{role}.init_from={init_from}: its adapters do not belong to the weights of "
                              f"{role}.checkpoint={config[role].checkpoint}: name the checkpoint of that run")
     if len(weights) > 1 and policies["verifier"].is_shared:
         weights["generator"] = weights["verifier"]
@@ -288,7 +288,7 @@ def _check_made_from(run: SftRun, restored: Restored, directory: Path) -> None:
     if changed:
         own = run.policy.config.adapter not in ("", "generator")
         names = {"examples": "its examples or prompts", "base": "the checkpoint that its adapters belong to",
-                 "start": "the adapters" if own else "the generator's stage 1, which it starts from,"}  # fmt: skip
+                 "start": "the adapters" if own else "the generator's stage 1, which it starts from,"}
         what = " and ".join(names[name] for name in changed)
         raise CheckpointError(
             f"stage 1 of the {run.policy.role}: {what} changed since the checkpoint of step {restored.step} in "

@@ -47,7 +47,7 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
     losses are not finite."""
     role, method = place.role, context.method
     t = Turn(context.config, context.task, place, memory, method.algorithms[role], PolicyWork(context, states),
-             method.own_rewards.get(role), method.rehearsals[role].calls)  # fmt: skip
+             method.own_rewards.get(role), method.rehearsals[role].calls)
     lesson = method.turns[role](t)
     adv_BT = advantages_of(lesson, role, context.config)
     check_alike(context.config, role, digest_of(lesson, adv_BT))
@@ -63,7 +63,7 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
 def check_alike(config: ConfigDict, role: str, digest: Hashable) -> None:
     """Raise ValueError, in every process, if they made different results of the same responses."""
     require(len(set(hosts.join_parts([digest]))) == 1, f"arm={config.arm}, the {role}'s turn: processes have different "
-            "results for the same responses: a turn has to be a function of the Turn alone")
+            "results for the same responses: a turn must be a function of the Turn alone")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class PolicyWork:
             report = grade_own_solutions(self.context.task, hosts.own_part(problems), hosts.own_part(texts))
         counts = {name: sum(hosts.join_parts([getattr(report, name)])) for name in FAILURES}
         return GradeReport(tuple(map(bool, hosts.join_parts(report.correct))), **counts,
-                           failures=tuple(hosts.join_parts(report.failures)))  # fmt: skip
+                           failures=tuple(hosts.join_parts(report.failures)))
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
         policy = self.context.policies[responses.role]
@@ -113,7 +113,7 @@ def _own_shards(array: jax.Array | np.ndarray) -> list[np.ndarray]:
 def respond(
     context: RunContext, states: States, role: str, parents: Sequence, group_size: int, key_data: np.ndarray,
     is_greedy: bool = False, prompt: Prompt | None = None,
-) -> Responses:  # fmt: skip
+) -> Responses:
     """Sample a role's responses about each parent. Raises Broken in every process if logits are not finite."""
     prompt, policy, timer = prompt or OWN[role], context.policies[role], context.timer
     (first, last), (sample_phase, read_phase) = hosts.own_range(len(parents)), PHASES[role]

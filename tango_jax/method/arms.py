@@ -17,7 +17,7 @@ TurnFunction = Callable[[Turn], Lesson]
 
 # Okabe-Ito colours, which colour-blind readers can distinguish; line style and marker differ as well, for print.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6E6E6E", "#000000")  # fmt: skip
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6E6E6E", "#000000")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ ARMS: Mapping[str, Arm] = MappingProxyType({
         uses_verifier=False,
     ),
     "grpo_curriculum": Arm(
-        "generator alone, on problems that are also as short as the verifier's", "GRPO with a curriculum",
+        "generator alone, also on problems as short as the verifier's", "GRPO with a curriculum",
         Look(BLACK, ":", "x"), {"generator": baselines.solve_curriculum}, uses_verifier=False,
     ),
     "self_verify": Arm(
@@ -80,7 +80,7 @@ ARMS: Mapping[str, Arm] = MappingProxyType({
         Look(GREY, "-", "diamond"), {"generator": baselines.solve_alone, "verifier": tango.judge}, is_one_policy=True,
     ),
     "no_labels": Arm(
-        "answers of the majority in place of gold answers, where the verifier confirms them", "no labels",
+        "majority answers that the verifier confirms, in place of gold answers", "no labels",
         Look(GREY, "-.", "cross"),
         {"generator": relatives.solve_without_labels, "verifier": relatives.judge_without_labels}, is_one_policy=True,
     ),
@@ -96,7 +96,7 @@ ARMS: Mapping[str, Arm] = MappingProxyType({
         "a verifier whose verifications are judged as well", "judged verifications",
         Look(BLUE, "-.", "triangle-down"), {"generator": tango.solve, "verifier": relatives.judge_and_be_judged},
     ),
-})  # fmt: skip
+})
 DEFAULT_ARM = next(iter(ARMS))
 
 

@@ -13,7 +13,7 @@ def solve_alone(t: Turn, stream: str = "train") -> Lesson:
         lambda problems: graded(t, t.sample("generator", problems, t.rl.samples_per_prompt)), stream
     )
     return Lesson(solutions, reward, {"outcome": (1.0, t.algorithm.outcome(reward, solutions))},
-                  {"generator/alpha": 0.0})  # fmt: skip
+                  {"generator/alpha": 0.0})
 
 
 def solve_curriculum(t: Turn) -> Lesson:

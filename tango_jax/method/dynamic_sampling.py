@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     def of(
         cls, problems: list[Problem], sampled: list[Responses], responses: Responses, reward: Rewards,
         signal_P: np.ndarray,
-    ) -> "Batch":  # fmt: skip
+    ) -> "Batch":
         places, has_signal = _places(problems), np.zeros(len(problems), bool)
         for rows, has_one in zip(responses.groups(), signal_P, strict=True):
             has_signal[places[id(problem_of(responses[rows[0]]))]] |= bool(has_one)
@@ -53,7 +53,7 @@ def chosen_batch(batches: Sequence[Batch], role: str) -> tuple[Batch, dict[str, 
         f"{role}/batches_sampled": len(batches),
     }
     batch = Batch([problems[number][place] for number, place in chosen], sampled, responses,
-                  _choose_rewards(batches, chosen), np.ones(num_problems, bool))  # fmt: skip
+                  _choose_rewards(batches, chosen), np.ones(num_problems, bool))
     return batch, metrics
 
 

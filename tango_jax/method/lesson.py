@@ -18,8 +18,8 @@ def advantages_of(lesson: Lesson, role: str, config: ConfigDict) -> np.ndarray:
         raise ValueError(f"it returned {shortened(lesson)}; it must return a Lesson (tango_jax.records)")
     responses = lesson.responses
     if not isinstance(responses, Responses) or responses.role != role or not len(responses):
-        raise ValueError(f"the lesson's responses are {_shown(responses)}; they must be responses of the {role}, one "
-                         "at least")
+        raise ValueError(f"the lesson's responses are {_shown(responses)}; they must be at least one response of the "
+                         f"{role}")
     shape = action_mask(config[role], responses.rollout).shape
     _check_reward(lesson.reward, shape[0])
     if not lesson.terms:
@@ -39,7 +39,7 @@ def advantages_of(lesson: Lesson, role: str, config: ConfigDict) -> np.ndarray:
             raise ValueError(f"its metric {name} is {shortened(value)}; it must be a number")
     if not isinstance(lesson.memory, Memory | None):
         raise ValueError(f"the lesson's memory is {shortened(lesson.memory)}; it must be t.memory.replace(...), or "
-                         "None where nothing is to be remembered")
+                         "None to remember nothing")
     return adv_BT.astype(np.float32)
 
 

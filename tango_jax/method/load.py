@@ -86,7 +86,7 @@ def load_method(config: ConfigDict, task: Task | None = None, is_checked: bool =
     the settings do not suit the turns."""
     arm, algorithms, own_rewards = load_parts(config)
     turns = {role: _named(config, role, turn, _is_own(arm.turns[role]))
-             for role, turn in turns_of(arm, config.rl).items()}  # fmt: skip
+             for role, turn in turns_of(arm, config.rl).items()}
     rehearsed_with, rehearsals = task or made_up_task(example_problem(config)), {}
     for role, turn in turns.items():
         own_reward = own_rewards.get(role) if task else None
@@ -132,7 +132,7 @@ def _check(config: ConfigDict, method: Method) -> None:
     is_trusted = "generator" in rehearsals and "generator/judged_share" in rehearsals["generator"].metrics
     mistakes.require(
         not (rl.trust or rl.judge != "all") or not is_own or is_trusted, f"rl.trust={tuple(rl.trust)} and rl.judge="
-        f"{rl.judge} change tango.solve, which the generator's turn of {shown} is not: build it on "
+        f"{rl.judge} change tango.solve, and the generator's turn of {shown} does not use it: build the turn on "
         "tango_jax.method.trust.solve, or set rl.trust=() and rl.judge=all",
     )
     mistakes.raise_all()
@@ -142,40 +142,40 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, mistakes: M
     rl, learner, shown = config.rl, config[role], f"arm={config.arm}"
     mistakes.require(
         not rehearsal.labels or (rl.judge == "all" and not rl.trust), f"{shown} labels solutions without grades, and "
-        f"rl.judge={rl.judge} and rl.trust={tuple(rl.trust)} go by grades: set rl.judge=all and rl.trust=()",
+        f"rl.judge={rl.judge} and rl.trust={tuple(rl.trust)} need grades: set rl.judge=all and rl.trust=()",
     )
     mistakes.require(
-        not rehearsal.labels or rl.samples_per_prompt > 1, f"{shown} labels solutions by the answer of most samples of "
-        "a problem, and rl.samples_per_prompt=1 has one: raise it",
+        not rehearsal.labels or rl.samples_per_prompt > 1, f"{shown} labels solutions by the majority answer to "
+        "a problem, and rl.samples_per_prompt=1 gives only one answer: raise it",
     )
     if rehearsal.scored:
         mistakes.require(
-            learner.top_p == 1 and not learner.top_k, f"{shown} compares what the {role} samples with what its teacher "
-            f"would say, and {role}.top_p={learner.top_p} and {role}.top_k={learner.top_k} leave tokens out: set them "
+            learner.top_p == 1 and not learner.top_k, f"{shown} compares the {role}'s samples with its teacher, "
+            f"and {role}.top_p={learner.top_p} and {role}.top_k={learner.top_k} leave tokens out: set them "
             "to 1.0 and 0",
         )
         mistakes.require(
-            learner.loss.kl_coef > 0, f"{shown} has the reference policy of the {role} as its teacher, and with "
-            f"{role}.loss.kl_coef=0 there is none: set it above 0",
+            learner.loss.kl_coef > 0, f"{shown} uses the reference policy of the {role} as its teacher, and "
+            f"{role}.loss.kl_coef=0 removes it: set it above 0",
         )
     for call in rehearsal.scored:
         tokens = call.prompts * call.samples * learner.max_response
         mistakes.require(
-            tokens < MAX_SCORED_TOKENS, f"{shown} has a teacher for up to {tokens} tokens of a turn, more than "
-            f"{MAX_SCORED_TOKENS - 1}: lower rl.prompts_per_step, rl.samples_per_prompt or {role}.max_response",
+            tokens < MAX_SCORED_TOKENS, f"the teacher of {shown} would score up to {tokens} tokens of a turn, more "
+            f"than {MAX_SCORED_TOKENS - 1}: lower rl.prompts_per_step, rl.samples_per_prompt or {role}.max_response",
         )
     for prompt in {SECOND_TRY, SECOND_JUDGEMENT} & set(rehearsal.prompts):
         least, limit = config.generator.max_response + config.verifier.max_response, config[prompt.role].max_prompt
         mistakes.require(
             limit > least, f"{shown} shows the {prompt.role} a solution and its verification, up to {least} tokens "
-            f"beside the problem, and {prompt.role}.max_prompt={limit}: raise it",
+            f"in addition to the problem, and {prompt.role}.max_prompt={limit} is too small: raise it",
         )
 
 
 def check_task(config: ConfigDict, method: Method, task: Task) -> None:
     """Raise ValueError if the task lacks step labels, a curriculum, or a grader that goes by `problem.answer`."""
     needed = {"step labels": ("gold_steps", method.arm.needs_gold_steps),
-              "a curriculum": ("curriculum_problem", "curriculum" in method.streams)}  # fmt: skip
+              "a curriculum": ("curriculum_problem", "curriculum" in method.streams)}
     for what, (field, is_needed) in needed.items():
         require(not is_needed or getattr(task, field) is not None, f"arm={config.arm} needs a task with {what}, and "
                 f"task.name={config.task.name} has none: choose another arm, or give the task a {field}")

@@ -39,7 +39,7 @@ def load_arm(text: str, key: str = "arm") -> Arm:
     if text in ARMS:
         return ARMS[text]
     if not is_user_code(text):
-        raise ValueError(f"{key}={shortened(text)} is not one of {', '.join(ARMS)}{meant(text, ARMS)}; one of your own "
+        raise ValueError(f"{key}={shortened(text)} is not one of {', '.join(ARMS)}{meant(text, ARMS)}; your own arm "
                          "is FILE.py:name")
     arm = load_object(key, text, Arm)
     _check(f"{key}={cut(text)}", arm_name(text), arm)
@@ -78,7 +78,7 @@ def _check(shown: str, name: str, arm: Arm) -> None:
                      f"{shown}: help and label must be texts, and look a Look (tango_jax/method/arms.py)")
     is_turns = isinstance(arm.turns, Mapping) and bool(arm.turns) and set(arm.turns) <= set(ROLES)
     mistakes.require(is_turns and all(map(callable, arm.turns.values())), f"{shown}: turns must be a mapping from "
-                     f"{' or '.join(ROLES)} to a function of a Turn, and is {shortened(arm.turns)}")
+                     f"{' or '.join(ROLES)} to a function of a Turn, not {shortened(arm.turns)}")
     mistakes.raise_all()
 
 

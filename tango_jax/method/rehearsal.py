@@ -29,7 +29,7 @@ from tango_jax.text.prompts import Fields, Prompt
 MADE_UP = Problem("made up", "What is 1 + 1?", "2", size=1)
 # The kinds that responses take in turn: all alike, and mixed as in a real turn.
 SCENARIOS = {"right": ("right",), "wrong": ("wrong",), "mixed": ("right", "wrong", "empty", "wrong", "right"),
-             "empty": ("empty",)}  # fmt: skip
+             "empty": ("empty",)}
 WRONG_ANSWER = "made up"
 LONGEST = 128  # tokens of a made-up response
 
@@ -58,35 +58,36 @@ def made_up_task(problem: Problem | None) -> Task:
     """A task of one problem whose steps are all right."""
     problem = problem or MADE_UP
     return Task("made up", "string", 1, lambda _: problem, lambda _: problem, curriculum_problem=lambda _: problem,
-                gold_steps=lambda _, steps: (True,) * len(steps))  # fmt: skip
+                gold_steps=lambda _, steps: (True,) * len(steps))
 
 
 def rehearse(
     turn_fn: Callable[[Turn], Lesson], role: str, config: ConfigDict, algorithm: Algorithm, task: Task,
     own_reward: OwnReward | None = None,
-) -> Rehearsal:  # fmt: skip
+) -> Rehearsal:
     """Run a turn in all SCENARIOS. Raises ValueError: its result does not fit, its calls depend on the responses, or it
     is no function of them."""
     config = _with_short_responses(config)
     runs = {name: _run(turn_fn, role, config, algorithm, task, own_reward, kinds) for name, kinds in SCENARIOS.items()}
     again = _run(turn_fn, role, config, algorithm, task, own_reward, SCENARIOS["mixed"])
     require(again.digest == runs["mixed"].digest, "with the same responses it has another result each time: a turn "
-            "has to be a function of the Turn alone, without a clock or random numbers")
+            "must be a function of the Turn alone, without a clock or random numbers")
     first = runs["mixed"].turn
     for name, run in runs.items():
         is_alike = run.turn.calls.keys() == first.calls.keys() and run.turn.draws == first.draws
         require(is_alike, f"its calls depend on the responses: {_listed(first)} where they are mixed, "
-                f"{_listed(run.turn)} where all are {name}; make the same ones always, with an empty list of parents")
+                f"{_listed(run.turn)} where all are {name}; always make the same calls, with an empty list of parents "
+                "if need be")
     calls = {key: _one_call([run.turn.calls[key] for run in runs.values()]) for key in first.calls}
     learners = [run.lesson.responses for run in runs.values()]
     sizes = {Trained(one.most_prompts or len(one.prompts), one.group_size, one.is_joined) for one in learners}
     require(len(sizes) == 1, f"the number of responses that are trained on depends on data ({_shown(sizes)}): join "
-            "them with most_prompts=, the most that there can be")
+            "them with most_prompts=, the largest number possible")
     require(own_reward is None or first.adds_own_reward, f"{role}.reward is set, and the turn does not add it: use "
             "graded or agreement (tango_jax.method.rewards), or t.with_own_reward")
     metrics = tuple({**first.metrics, **runs["mixed"].lesson.metrics, **runs["mixed"].lesson.reward.metrics})
     return Rehearsal(calls, sizes.pop(), tuple(first.scored), dict(first.draws), metrics, first.has_labels,
-                     tuple(run.digest for run in runs.values()))  # fmt: skip
+                     tuple(run.digest for run in runs.values()))
 
 
 def _with_short_responses(config: ConfigDict) -> ConfigDict:
@@ -106,7 +107,7 @@ class _Run(NamedTuple):
 def _run(
     turn_fn: Callable[[Turn], Lesson], role: str, config: ConfigDict, algorithm: Algorithm, task: Task,
     own_reward: OwnReward | None, kinds: tuple[str, ...],
-) -> _Run:  # fmt: skip
+) -> _Run:
     phase = role if role == "generator" else "warmup"
     work = _MadeUp(config, task, kinds)
     t = Turn(config, task, Place(0, role, phase, 0), Memory(), algorithm, work, own_reward)
@@ -114,7 +115,7 @@ def _run(
     adv_BT = advantages_of(lesson, role, config)
     names = [*t.metrics, *lesson.reward.metrics, *lesson.metrics, *{name for one in t.sampled for name in one.metrics}]
     twice = sorted({name for name in names if names.count(name) > 1})
-    require(not twice, f"two parts of a turn have metrics of the name {' and '.join(twice)}: rename those that the "
+    require(not twice, f"two parts of a turn have metrics named {' and '.join(twice)}: rename those that the "
             "turn returns")
     return _Run(t, lesson, digest_of(lesson, adv_BT))
 
@@ -122,10 +123,10 @@ def _run(
 def _one_call(made: Sequence[Call]) -> Call:
     shown, most = f"t.sample(..., prompt={made[0].prompt.name})", max(one.at_most for one in made)
     counts, samples = {one.prompts for one in made}, {one.samples for one in made}
-    require(len(samples) == 1, f"{shown} takes {min(samples)} to {max(samples)} samples by what was sampled before: "
+    require(len(samples) == 1, f"{shown} takes {min(samples)} to {max(samples)} samples, depending on earlier samples: "
             "take one number")
-    require(bool(most) or len(counts) == 1, f"{shown} has {min(counts)} to {max(counts)} parents, which depends on "
-            "data: give at_most= the most that there can be")
+    require(bool(most) or len(counts) == 1, f"{shown} has {min(counts)} to {max(counts)} parents, depending on "
+            "data: give at_most=, the largest number possible")
     require(not most or max(counts) <= most, f"{shown} has {max(counts)} parents, and at_most={most}: raise it")
     return Call(made[0].prompt, most or counts.pop(), samples.pop())
 
@@ -148,8 +149,8 @@ class _MadeUp:
     def respond(self, prompt: Prompt, parents: Sequence, samples: int, _: tuple) -> Responses:
         for is_plain in (False, True):
             fields = prompt.fields(parents[0], is_plain)
-            require(isinstance(fields, Fields), f"the prompt {prompt.name} made {shortened(fields)} of what it is "
-                    "about; it must make Fields (tango_jax.text.prompts)")
+            require(isinstance(fields, Fields), f"the prompt {prompt.name} returned {shortened(fields)}; it must "
+                    "return Fields (tango_jax.text.prompts)")
         owners = [parent for parent in parents for _ in range(samples)]
         kinds = itertools.cycle(self._kinds)
         made = [self._record(prompt.role, owner, kind) for owner, kind in zip(owners, kinds, strict=False)]
@@ -158,10 +159,10 @@ class _MadeUp:
             tokens=tuple(np.ones(length, np.int32) for length in lengths),
             logps=tuple(np.zeros(length, np.float32) for length in lengths),
             is_truncated_B=np.zeros(len(made), bool), decode_steps=max(lengths), row_steps=max(sum(lengths), 1),
-        )  # fmt: skip
+        )
         metrics = rollout_metrics(prompt.name, rollout)
         return Responses(prompt.role, parents, [[1]] * len(parents), samples, rollout, with_parents(made, owners),
-                         metrics, prompt.name)  # fmt: skip
+                         metrics, prompt.name)
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
         prompt.fields(responses.parents[0], False)
@@ -196,7 +197,7 @@ def _verification(kind: str, num_steps: int, format_score: float, most: int) -> 
     mark = "CORRECT" if kind == "right" else "INCORRECT"
     blocks = f"<step>read \\boxed{{{mark}}}</step>\n" * num_steps
     text = "" if kind == "empty" else (f"<step_verification>\n{blocks}</step_verification>\n"
-                                       f"<final_verification>\\boxed{{{mark}}}</final_verification>")  # fmt: skip
+                                       f"<final_verification>\\boxed{{{mark}}}</final_verification>")
     judged = Solution(MADE_UP, "", ("",) * num_steps, (), format_score, True, None)
     return make_verification(judged, text, _token_ends(text, most), is_truncated=False)
 

@@ -54,7 +54,7 @@ def second_try_reward(t: Turn, tries: Responses) -> Rewards:
     if all(one.after is None for one in tries):
         return both._replace(metrics=metrics)
     gain_B = np.array([0.0 if one.after is None else float(one.is_right) - float(one.after.of.is_right)
-                       for one in tries], np.float32)  # fmt: skip
+                       for one in tries], np.float32)
     reward_B = (both.reward_B + IMPROVEMENT_WEIGHT * gain_B).astype(np.float32)
     return Rewards(reward_B, metrics, (*both.terms, Term("improvement", IMPROVEMENT_WEIGHT, gain_B)))
 
@@ -63,7 +63,7 @@ def second_try_metrics(first: Sequence[Solution], second: Sequence[Solution]) ->
     """Shares of solutions that were tried again, mended and broken, by the grade."""
     gains = [int(one.is_correct) - int(one.after.of.is_correct) for one in second]
     counts = {"share": len(gains), "mended": gains.count(1), "broken": gains.count(-1),
-              "final_accuracy": sum(one.is_correct for one in first) + sum(gains)}  # fmt: skip
+              "final_accuracy": sum(one.is_correct for one in first) + sum(gains)}
     return {f"second_try/{name}": count / len(first) for name, count in counts.items()}
 
 
@@ -82,7 +82,7 @@ def solve_without_labels(t: Turn) -> Lesson:
     is_right_B = right_B(solutions)
     is_accepted_B = np.array([one.verdict == "CORRECT" for one in judged])
     right_P, accepted_P = (values_B.reshape(-1, solutions.group_size).sum(axis=1)
-                           for values_B in (is_right_B, is_accepted_B & is_right_B))  # fmt: skip
+                           for values_B in (is_right_B, is_accepted_B & is_right_B))
     is_kept_P = (right_P > 0) & (2 * accepted_P >= right_P)
     is_kept_B = np.repeat(is_kept_P, solutions.group_size)
     metrics = {"generator/alpha": 0.0, "generator/confirmed_groups": is_kept_P.mean()}
@@ -113,7 +113,7 @@ def majority_labelled(t: Turn, solutions: Responses) -> tuple[Responses, dict[st
     majorities = [count.most_common(1)[0][0] if count else "" for count in counts for _ in range(M)]
     rows = [row for row, majority in enumerate(majorities) if majority]
     report = t.grade([dataclasses.replace(solutions[row].problem, answer=majorities[row]) for row in rows],
-                     [solutions[row].text for row in rows])  # fmt: skip
+                     [solutions[row].text for row in rows])
     label_of = dict(zip(rows, report.correct, strict=True))
     labelled = t.labelled(solutions, [label_of.get(row, False) for row in range(len(solutions))])
     metrics = {f"grader/label_{name}": getattr(report, name) for name in FAILURES} | {
@@ -184,7 +184,7 @@ def twice_judged_reward(t: Turn, judged: Responses, rated: Responses) -> Rewards
     metrics = {
         "verifier/reward/correctness": correctness_B.mean(), "verifier/reward/format": format_B.mean(),
         "verifier/reward/quality": quality_B.mean(),
-    }  # fmt: skip
+    }
     if 0 < is_right_B.sum() < len(is_right_B):  # by how much better verifications with a right verdict are rated
         metrics["second_judgement/separation"] = quality_B[is_right_B].mean() - quality_B[~is_right_B].mean()
     terms = (Term("format x agreement with the grade x quality", 1.0, product_B),)

@@ -24,7 +24,7 @@ def outcome_reward(solutions: Sequence[Solution], rl: ConfigDict) -> Rewards:
     metrics = {"generator/reward/outcome": is_correct_B.mean(), "generator/reward/format": format_B.mean()}
     has_labels = any(solution.label is not None for solution in solutions)
     terms = (Term("label" if has_labels else "grade", rl.outcome_weight, is_right_B.astype(np.float32)),
-             Term("format score", rl.format_weight, format_B.astype(np.float32)))  # fmt: skip
+             Term("format score", rl.format_weight, format_B.astype(np.float32)))
     return Rewards(reward_B, metrics, terms)
 
 
@@ -42,7 +42,7 @@ def verdict_reward(judged: Responses, rl: ConfigDict) -> Rewards:
     metrics = {"verifier/reward/correctness": correctness_B.mean(), "verifier/reward/format": format_B.mean()}
     has_labels = any(solution.label is not None for solution in judged.owners)
     terms = (Term(f"agreement with the {'label' if has_labels else 'grade'}", 1.0, agrees_B),
-             Term("format score", rl.gamma, format_B.astype(np.float32)))  # fmt: skip
+             Term("format score", rl.gamma, format_B.astype(np.float32)))
     return Rewards(reward_B, metrics, terms)
 
 
@@ -72,7 +72,7 @@ def step_rewards(t: Turn, solutions: Responses, labels: Labels) -> StepRewards:
     max_tokens = t.config.generator.max_response
     reward_BT, is_end_BT = step_reward_BT(labels, [solution.step_ends for solution in solutions], max_tokens)
     of_steps = [tuple((1.0 if one else -1.0) / len(label) for one in label) if is_end_T.any() else None
-                for label, is_end_T in zip(labels, is_end_BT, strict=True)]  # fmt: skip
+                for label, is_end_T in zip(labels, is_end_BT, strict=True)]
     return StepRewards(reward_BT, is_end_BT, of_steps)
 
 

@@ -21,7 +21,7 @@ def build_prompts(policy: Policy, prompt: Prompt, parents: Sequence) -> tuple[li
     without it."""
     try:
         built = [prompt_ids(prompt, policy.template, policy.tokenizer, one, policy.config.max_prompt)
-                 for one in parents]  # fmt: skip
+                 for one in parents]
     except PromptTooLong as error:
         raise ValueError(f"{error}; a workdir keeps its max_prompt, so to raise it choose a new --workdir") from error
     return [ids for ids, _ in built], [is_cut for _, is_cut in built]
@@ -39,7 +39,7 @@ def read_responses(
     problems = [problem_of(parent) for parent in owners]
     report = grade_own_solutions(task, problems, [text for text, _ in decoded])
     solutions = [make_solution(task, problem, text, ends, is_correct, is_cut) for problem, is_correct, (_, (text, ends),
-                 is_cut) in zip(problems, report.correct, rows, strict=True)]  # fmt: skip
+                 is_cut) in zip(problems, report.correct, rows, strict=True)]
     kind = "" if prompt is SOLVE else f"{prompt.name}_"
     return solutions, {f"grader/{kind}{name}": getattr(report, name) for name in FAILURES}
 
@@ -49,7 +49,7 @@ def with_parents(records: Sequence, owners: Sequence) -> list:
         dataclasses.replace(record, of=owner) if isinstance(record, Verification)
         else dataclasses.replace(record, problem=problem_of(owner), after=None if isinstance(owner, Problem) else owner)
         for record, owner in zip(records, owners, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def make_solution(

@@ -175,7 +175,7 @@ class Choice(NamedTuple):
             return share
         right, wrong = self.rates
         return share | {"generator/trust": self.trust, "verifier/right_accepted": right,
-                        "verifier/wrong_accepted_upper": wrong}  # fmt: skip
+                        "verifier/wrong_accepted_upper": wrong}
 
 
 def choose(
@@ -209,7 +209,7 @@ def _verdicts(judged: Sequence[Verification]) -> tuple[np.ndarray, np.ndarray, n
     """Without judgements that do not match the steps."""
     judged = [verification for verification in judged if verification.is_aligned]
     return (right_B([one.of for one in judged]), np.array([len(one.of.steps) for one in judged], int),
-            np.array([sum(step is False for step in one.judgements) for one in judged], int))  # fmt: skip
+            np.array([sum(step is False for step in one.judgements) for one in judged], int))
 
 
 def _spread(rows: np.ndarray, count: int) -> np.ndarray:

@@ -82,8 +82,8 @@ class Advantages:
         if not responses.is_joined:
             return self._called(equation, *rows, is_action_BT, responses.group_size, loss)
         setting = f"{responses.role}.loss.algorithm={loss.algorithm}"
-        require(self.algorithm.compares_groups_alone, f"it compares groups of different sizes, which {setting} does "
-                "not: choose one that compares each group alone, such as grpo")
+        require(self.algorithm.compares_groups_alone, f"it compares groups of different sizes, and {setting} cannot: "
+                "choose an algorithm that compares each group alone, such as grpo")
         adv_BT = np.zeros(is_action_BT.shape, np.float32)
         for group in responses.groups():
             parts = (values[group] for values in (*rows, is_action_BT))
@@ -117,7 +117,7 @@ class Turn:
     def __init__(
         self, config: ConfigDict, task: Task, place: Place, memory: Memory, algorithm: Algorithm, work: Work,
         own_reward: OwnReward | None = None, rehearsed: Calls | None = None,
-    ):  # fmt: skip
+    ):
         self.config, self.task, self.memory = config, task, memory
         self.rl = config.rl
         self.role, self.place, self.generator_step = place.role, place, place.generator_step
@@ -141,7 +141,8 @@ class Turn:
         parents or samples than the rehearsal has seen.
         """
         prompt, parents = prompt or OWN[role], list(parents)
-        require(prompt.role == role, f"t.sample({role!r}, ..., prompt={prompt.name}): that is a {prompt.role}'s prompt")
+        require(prompt.role == role, f"t.sample({role!r}, ..., prompt={prompt.name}): this is a {prompt.role}'s "
+                f"prompt; give one of the {role}")
         self._note((prompt.name, self._number("name", prompt.name)), Call(prompt, len(parents), samples, at_most))
         stream = prompt.stream or prompt.name  # prompts of one stream are numbered together: no two calls share a key
         number = self._number("stream", stream)
@@ -164,8 +165,8 @@ class Turn:
         require(seen is not None, f"{shown} was not made in the rehearsal of the turn: make the same calls whatever "
                 "the data are; their parents may be an empty list")
         require(call.prompts <= seen.prompts and call.samples == seen.samples, f"{shown} has {call.prompts} parents "
-                f"with {call.samples} samples each, and the rehearsal said {seen.prompts} at most with {seen.samples}: "
-                "give at_most= the most that there can be")
+                f"with {call.samples} samples each, and the rehearsal had at most {seen.prompts} with {seen.samples}: "
+                "give at_most=, the largest number possible")
 
     def problems(self, stream: str = "train") -> list[Problem]:
         """The next `rl.prompts_per_step` problems of a stream (tasks/task.py STREAMS)."""
@@ -229,7 +230,7 @@ class Turn:
             return reward
         own_B = self._own_reward.of_all(responses)
         return Rewards(reward.reward_B + own_B, reward.metrics | {f"{self.role}/reward/own": own_B.mean()},
-                       (*reward.terms, Term(self._own_reward.shown, 1.0, own_B)))  # fmt: skip
+                       (*reward.terms, Term(self._own_reward.shown, 1.0, own_B)))
 
     def _site(self, stream: str) -> int:
         require(stream in STREAMS, f"there is no stream of problems {stream!r}: choose one of {', '.join(STREAMS)}")
@@ -249,7 +250,7 @@ class Turn:
 def cursors_after(rl: ConfigDict, cursors: Mapping[str, int], draws: Mapping[str, int]) -> dict[str, int]:
     """By stream, the problems taken after a turn with these draws."""
     return {**cursors, **{stream: cursors.get(stream, 0) + count * problems_of_a_draw(rl, stream)
-                          for stream, count in draws.items()}}  # fmt: skip
+                          for stream, count in draws.items()}}
 
 
 def problems_of_a_draw(rl: ConfigDict, stream: str) -> int:

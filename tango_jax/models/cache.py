@@ -84,7 +84,7 @@ def init_suffix(config: ModelConfig, rows: int, length: int, keeps_all: bool = T
 
     is_last = key_axis(config) == -1
     return Suffix(k=tuple(zeros(S, *((E, S) if is_last else (S, E))) for S in lengths),
-                  v=tuple(zeros(S, S, E) for S in lengths))  # fmt: skip
+                  v=tuple(zeros(S, S, E) for S in lengths))
 
 
 def map_columns(

@@ -75,7 +75,7 @@ def decode_attention_of(config: Any, buckets: Sequence[int], cache_tokens: int, 
     return resolve_decode_attention(
         config.decode_attention, device.platform, config.compute_dtype, config.head_dim, buckets, cache_tokens,
         capability_of(device), config.sample_cache_dtype, max(config.windows),
-    )  # fmt: skip
+    )
 
 
 def attention_names(config: Any) -> str:
@@ -138,7 +138,7 @@ def _cudnn_part(
     out, lse = cudnn.dot_product_attention(
         q, k, v, q_seqlen=jnp.full_like(length, W), kv_seqlen=length, scale=1 / math.sqrt(E),
         mask_type=cudnn.MaskType.PADDING, return_residual=True,
-    )  # fmt: skip
+    )
     return out.reshape(B, K, W, E), lse.reshape(B, K, W)
 
 

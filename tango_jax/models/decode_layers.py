@@ -50,7 +50,7 @@ def _merges(config: ModelConfig) -> bool:
 def _in_compute_dtype(config: ModelConfig, layers: dict) -> dict:
     """Except int8 matrices and their scales."""
     return {name: leaf if leaf.dtype == jnp.int8 or name.endswith("_scale") else leaf.astype(config.compute_dtype)
-            for name, leaf in layers.items()}  # fmt: skip
+            for name, leaf in layers.items()}
 
 
 def apply_split_layers(

@@ -15,7 +15,7 @@ from tango_jax.models.int8 import quantize
 LORA_A, LORA_B = "_lora_a", "_lora_b"  # what follows the name of a matrix
 # Input and output axes. A maps inputs to r, B maps r to outputs.
 MATRICES = {"q": ("D", "HE"), "k": ("D", "KE"), "v": ("D", "KE"), "o": ("HE", "D"),
-            "gate": ("D", "F"), "up": ("D", "F"), "down": ("F", "D")}  # fmt: skip
+            "gate": ("D", "F"), "up": ("D", "F"), "down": ("F", "D")}
 BASE_DTYPES = ("", "float32", "bfloat16", "int8")
 
 
@@ -123,4 +123,4 @@ def _inputs_of(name: str) -> tuple[int, ...]:
 
 def _axis_sizes(config: Any) -> dict[str, int]:
     return {"D": config.width, "F": config.mlp_width, "H": config.num_heads, "K": config.num_kv_heads,
-            "E": config.head_dim}  # fmt: skip
+            "E": config.head_dim}

@@ -65,4 +65,4 @@ def _kernel(shape: tuple[int, int, int], pages_per_row: int, page: int, dtype: j
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
         out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32)] * 3,
         name="paged_decode_attention",
-    )  # fmt: skip
+    )

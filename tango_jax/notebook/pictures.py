@@ -92,14 +92,14 @@ def _draw_piece(axes: Axes, strip: Strip, index: int, x: float, top: float, widt
     colour = strip.colours[index] if strip.colours is not None else LIGHT["grey"]
     is_marked = index in strip.marked
     box = Rectangle((x, top), width, BOX, facecolor=colour, edgecolor="black" if is_marked else "#AAAAAA",
-                    linewidth=1.8 if is_marked else 0.5, zorder=3 if is_marked else 2)  # fmt: skip
+                    linewidth=1.8 if is_marked else 0.5, zorder=3 if is_marked else 2)
     axes.add_patch(box)
     middle = x + width / 2
     axes.text(middle, top + BOX / 2, _with_blanks(strip.texts[index]), family=FONT, fontsize=FONT_SIZE, ha="center",
-              va="center_baseline", zorder=4)  # fmt: skip
+              va="center_baseline", zorder=4)
     if strip.notes:
         axes.text(middle, top + BOX + NOTE / 2, strip.notes[index], family=FONT, fontsize=NOTE_SIZE, ha="center",
-                  va="center", color="#444444")  # fmt: skip
+                  va="center", color="#444444")
 
 
 def _draw_legend(axes: Axes, top: float, legend: Mapping[str, str]) -> None:
@@ -167,7 +167,7 @@ def grid_figure(title: str, panels: Sequence[tuple[str, np.ndarray, str]]) -> Fi
         else:
             limit = max(float(np.abs(values_RT).max()), 1e-12)
             image = axes.imshow(values_RT, cmap=SIGNED, norm=Normalize(-limit, limit), aspect="auto",
-                                interpolation="nearest")  # fmt: skip
+                                interpolation="nearest")
             figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03).ax.tick_params(labelsize=7)
         axes.set_ylabel("row", fontsize=8)
         axes.tick_params(labelsize=7)

@@ -26,7 +26,7 @@ from tango_jax.runtime.model_text import on_one_line
 from tango_jax.runtime.termination import PARENT_VARIABLE
 
 TITLES = {"devices": "devices and versions", "parity": "parity of attention, sampler, int8 and adapters",
-          "quickstart": "the quickstart, shortened"}  # fmt: skip
+          "quickstart": "the quickstart, shortened"}
 KINDS = tuple(TITLES)  # of steps
 JSON_NAME, MARKDOWN_NAME = "check.json", "check.md"
 WAITING, RUNNING, DONE, ERROR, CUT = "not begun", "running", "done", "failed", "cut off"
@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
 def steps_of(size: str) -> list[Step]:
     return [Step(kind, title, (sys.executable, "-m", "tango_jax.planning.device_steps", kind, size))
-            for kind, title in TITLES.items()]  # fmt: skip
+            for kind, title in TITLES.items()]
 
 
 def check_device(
@@ -52,7 +52,7 @@ def check_device(
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     steps = [step for step in steps_of(size) if step.kind in (KINDS[0], *kinds)]
     entries = [{"kind": step.kind, "title": step.title, "status": WAITING, "seconds": 0.0, "error": "", "rows": []}
-               for step in steps]  # fmt: skip
+               for step in steps]
     report = {"began": now, "size": size, "minutes": minutes, "seconds": 0.0, "steps": entries}
 
     def write() -> None:
@@ -81,7 +81,7 @@ def _run(step: Step, entry: dict, limit_s: float, write_fn: Callable[[], None]) 
     with tempfile.TemporaryFile() as log:
         # A new session, out of reach of Ctrl-C and ended as a whole: a run has workers.
         process = subprocess.Popen(step.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-                                   text=True, env=environment, start_new_session=True)  # fmt: skip
+                                   text=True, env=environment, start_new_session=True)
 
         def end() -> None:
             is_over.set()

@@ -107,7 +107,7 @@ def cases(sizes: ParitySizes) -> Iterator[Case]:
         ("adapters, float32", {"lora": adapters}, EXACT),
         ("adapters", BFLOAT16 | {"lora": adapters}, GAP),
         ("adapters, int8 base", BFLOAT16 | {"lora": dataclasses.replace(adapters, base_dtype="int8")}, GAP),
-    ):  # fmt: skip
+    ):
         changed = dataclasses.replace(sizes.model, **{"attention": "xla"} | settings)
         yield Case(name, lambda name=name, model=changed, allowed=allowed: sampler_rows(name, model, allowed, sizes))
 
@@ -127,7 +127,7 @@ def row(what: str, pairs: list[tuple[np.ndarray, np.ndarray]], allowed: Allowed)
     # NaN fails these comparisons.
     is_within = largest <= allowed.largest and mean <= allowed.mean
     return {"what": what, "largest": largest, "mean": mean, "unit": allowed.unit, "allowed_largest": allowed.largest,
-            "allowed_mean": allowed.mean, "within": is_within}  # fmt: skip
+            "allowed_mean": allowed.mean, "within": is_within}
 
 
 def attention_rows(name: str, kind: str, sizes: ParitySizes) -> Iterator[dict]:
@@ -189,7 +189,7 @@ def random_weights(model: ModelConfig, sizes: ParitySizes) -> dict:
         # Fresh adapters change nothing: every second matrix is zero.
         size = 0.3 * model.lora.rank**-0.5
         adapters = {name: leaf if name.endswith(lora.LORA_A) else size * jax.random.normal(key, leaf.shape)
-                    for name, leaf in lora.init_adapters(model, key)["layers"].items()}  # fmt: skip
+                    for name, leaf in lora.init_adapters(model, key)["layers"].items()}
         return with_base(lora.freeze(model, params), {"layers": adapters})
 
     return jax.jit(make)(jax.random.key(0))

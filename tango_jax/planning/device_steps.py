@@ -40,7 +40,7 @@ Emit = Callable[[dict], None]
 # Prefixes of packages that bring an accelerator's libraries.
 LIBRARIES = ("jax-cuda", "jax-rocm", "libtpu", "nvidia-cudnn", "nvidia-nccl", "nvidia-cublas", "nvidia-cuda-runtime")
 SETTINGS = ("JAX_PLATFORMS", "JAX_OPTIMIZATION_LEVEL", "XLA_FLAGS", "XLA_PYTHON_CLIENT_MEM_FRACTION",
-            "LIBTPU_INIT_ARGS")  # fmt: skip
+            "LIBTPU_INIT_ARGS")
 
 
 class CheckSize(NamedTuple):
@@ -69,7 +69,7 @@ SIZES = {
         {"generator.sft.steps": 2, "verifier.sft.steps": 2, "rl.generator_steps": 1, "rl.warmup_steps": 1,
          "eval.every": 1, "eval.problems": 2, "eval.pool": 2, "generator.row_buckets": (8,),
          "verifier.row_buckets": (8,), "generator.cache_buckets": ()}),
-}  # fmt: skip
+}
 
 
 def devices(size: CheckSize, emit: Emit) -> None:
@@ -108,7 +108,7 @@ def quickstart(size: CheckSize, emit: Emit) -> None:
         seconds = statistics.median(turn.get(name, 0.0) for turn in turns)
         emit({"generator's turn": name.removeprefix("time/").removesuffix("_s"), "seconds": seconds})
     emit({"generator's turn": "largest gap between log-probs of sampler and trainer, nats",
-          "gap": summary["logprob_gap_max"]})  # fmt: skip
+          "gap": summary["logprob_gap_max"]})
 
 
 STEPS = {step.__name__: step for step in (devices, parity, quickstart)}

@@ -103,7 +103,7 @@ def sampling_estimates(job: Job, role: str) -> dict[str, Program]:
                                    [received] if len(received.members) > 1 else []),
         f"{role}/prefill": _program(reading, output),
         f"{role}/decode": _program(decoding),
-    }  # fmt: skip
+    }
 
 
 def layer_bytes(model: ModelConfig, tokens: float, pairs: float, tensor: int) -> float:

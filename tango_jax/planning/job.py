@@ -199,7 +199,7 @@ def _sized_policy(role: str, config: ConfigDict, model: ModelConfig, machine: Ma
                 model.sample_cache_dtype, max(model.windows),
             ),
             grad_reduce_dtype=own.mesh.grad_reduce_dtype,
-        )  # fmt: skip
+        )
     except ValueError as error:
         raise ValueError(f"{role}: {error}") from error
     return SizedPolicy(role, own, model, placement, config.rl, machine.processes)

@@ -48,14 +48,14 @@ def open_run(workdir: str) -> Run:
     if not (path / "metrics.jsonl").is_file() or not (path / "config.json").is_file():
         raise ValueError(f"{workdir} has no metrics.jsonl and config.json: give the workdir of a finished run")
     if not is_finished(path):
-        raise ValueError(f"{workdir} holds a run that has not ended: it has no summary.json; start it again to end it")
+        raise ValueError(f"{workdir} holds an unfinished run: it has no summary.json; start it again to finish it")
     config, rows = read_config(path), read_metrics(path)
     turns = {role: found for role in ROLES if (found := [row for row in rows if row["phase"] == role])}
     if not turns:
         raise ValueError(f"{workdir} has no turn of either role in its metrics.jsonl: give a run with some")
     target, devices, processes = _machine(path)
     medians = {role: {phase: statistics.median(row.get(f"time/{phase}_s", 0.0) for row in found) for phase in PHASES}
-               for role, found in turns.items()}  # fmt: skip
+               for role, found in turns.items()}
     lengths = {role: _lengths(found) for role, found in turns.items()}
     return Run(path, config, target, devices, max(1, devices // processes), medians, lengths)
 
@@ -66,14 +66,14 @@ def _lengths(rows: list[dict]) -> dict[str, Lengths]:
         role: Lengths(round(statistics.median(row[f"{role}/length_max"] for row in found)),
                       statistics.median(row[f"{role}/length_mean"] for row in found))
         for role, found in told.items() if found
-    }  # fmt: skip
+    }
 
 
 def _machine(workdir: Path) -> tuple[str, int, int]:
     """(target, devices, processes), the same at each start of the run. Raises ValueError."""
     attempts = read_provenance(workdir).get("attempts", [])
     if not attempts:
-        raise ValueError(f"{workdir} does not say on what it ran: it has no provenance.json; give a newer run")
+        raise ValueError(f"{workdir} does not say on which machine it ran: it has no provenance.json; give a newer run")
     machines = list(dict.fromkeys(map(_described, attempts)))
     if len(machines) > 1:
         raise ValueError(f"{workdir} ran on {', then on '.join(machines)}, and its turns do not say on which: give a "
@@ -85,8 +85,8 @@ def _machine(workdir: Path) -> tuple[str, int, int]:
         raise ValueError(f"{workdir} ran on {machines[0]}, whose rates are unknown; known are "
                          f"{', '.join(TARGETS)}, cpu")
     if name == "cpu" and facts["cpu"] != (here := cpu_model()):
-        raise ValueError(f"{workdir} ran on a {facts['cpu']}, and this machine has a {here}, whose rates say nothing "
-                         "of it: run this command there")
+        raise ValueError(f"{workdir} ran on a {facts['cpu']}, and this machine has a {here} with other rates: run this "
+                         "command there")
     return name, sum(facts["devices"].values()), facts["processes"]
 
 
@@ -114,6 +114,6 @@ def beside(run: Run) -> list[PhaseTimes]:
 
 def show(run: Run, found: list[PhaseTimes], console: Console) -> None:
     rows = [(one.role, one.phase, between(quick, slow), likely, one.measured, likely / one.measured)
-            for one in found for quick, likely, slow in [one.predicted]]  # fmt: skip
+            for one in found for quick, likely, slow in [one.predicted]]
     console.table(f"{run.workdir} on {run.devices} x {run.target}: seconds of a turn, the median of its turns",
                   ("turn of the", "phase", "predicted", "most likely", "measured", "likely / measured"), rows)

@@ -86,7 +86,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     mistakes.raise_all()
     counts = (f"{training} for training, of {len(problems)} in {config.task.train}, and {heldout} for evaluation, of "
               f"{len(test)} in {config.task.test}" if test else
-              f"{training} for training and {heldout} held out, of {len(problems)} in {config.task.train}")  # fmt: skip
+              f"{training} for training and {heldout} held out, of {len(problems)} in {config.task.train}")
     lines = (
         f"problems: {counts}, read as {row_format}: the answer of the first is {shortened(problems[0].answer)}; "
         + " and ".join(f"the {role}'s prompts are {describe_form(config[role], tokenizers[role])}" for role in ROLES),
@@ -170,7 +170,7 @@ def set_split(
     is_set_aside = np.array([question_key(problem.question) in set_aside for problem in problems], bool)
     training = {role: lengths[role].tokens[~is_set_aside] for role in ROLES}
     heldout = {role: (lengths[role].tokens[is_set_aside] if test_lengths is None else test_lengths[role].tokens)
-               for role in ROLES}  # fmt: skip
+               for role in ROLES}
     count, heldout_count = count_fitting(config, training), count_fitting(config, heldout)
     if len(training["generator"]) and len(heldout["generator"]):
         if not count:
@@ -264,7 +264,7 @@ def set_batches(
         for (_, key), values in tried.items():
             settings.put(f"{role}.{key}", values[-1])
         mistakes.require(len(config[role].row_buckets) > 0, f"{role}.row_buckets=() names no number of rows to decode: "
-                         "name at least one, or leave it out, and it follows from the memory")
+                         "name at least one, or leave the setting out to fit it to the memory")
     mistakes.raise_all()
     with mistakes.collected():
         job = sized_job(config, models, machine)
@@ -295,7 +295,7 @@ def has_room(job: Job, role: str, model: ModelConfig, kind: str) -> bool:
     job = dataclasses.replace(job, policies=job.policies | tried.policies)
     # Fewer rows would not help where the weights are laid out.
     return all(phase.peak <= machine.scale.memory * machine.memory for phase in estimated_phases(job, role, kind)
-               if not phase.name.endswith("/reshard"))  # fmt: skip
+               if not phase.name.endswith("/reshard"))
 
 
 def planned_peak(job: Job) -> float:

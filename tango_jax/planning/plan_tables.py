@@ -40,7 +40,7 @@ def as_json(plan: RunPlan) -> dict:
         "notes": options.config.notes.splitlines(),
         "assumptions": assumptions(plan),
         "advice": plan.advice,
-    }  # fmt: skip
+    }
 
 
 def show(plan: RunPlan, console: Console) -> None:
@@ -101,8 +101,8 @@ def assumptions(plan: RunPlan) -> list[str]:
         missing = missing_compilers(target)
         lines.append(
             f"compiled for virtual CPU devices, because {' and '.join(missing)} {'are' if missing[1:] else 'is'} not "
-            "installed (--help names the packages): memory is a rough guess, mostly too much (attention scores are "
-            "whole arrays there, bfloat16 is computed in float32)"
+            "installed (--help names the packages): memory is a rough guess, usually too high (attention scores are "
+            "whole arrays there, and bfloat16 is computed in float32)"
         )
     elif target.platform == "tpu":
         lines.append(f"compiled at optimization level {OPTIMIZATION_LEVEL} to be quick; at libtpu's own level the "
@@ -113,13 +113,13 @@ def assumptions(plan: RunPlan) -> list[str]:
         f"lengths spread evenly with a mean of {options.filled:g} of the longest: " + "; ".join(
             f"the {role}'s turn has {one.micro_batches} micro-batches of {one.tokens.total} tokens a shard"
             for role, one in passes.items()),
-        f"shares of {target.flops / 1e12:.3g} TFLOP/s (float32 {target.flops_float32 / 1e12:.3g}) and, to read, of "
-        f"{target.read / 1e12:.3g} TB/s: {target.reached.basis}",
+        f"shares of {target.flops / 1e12:.3g} TFLOP/s (float32 {target.flops_float32 / 1e12:.3g}) and of "
+        f"{target.read / 1e12:.3g} TB/s of memory reads: {target.reached.basis}",
         f"links carry {times.SHARE_OF_LINK:.0%} of {target.link / 1e9:.3g} GB/s, networks of "
         f"{target.network / 1e9:.3g} GB/s a device; parsing, grading and evaluation are not counted",
     ]
     if further := options.config.rl.dynamic_sampling:
         lines.append(f"a turn samples one batch of problems; with rl.dynamic_sampling={further} it may sample up to "
-                     f"{1 + further}, and then takes that many times as long for solutions, and in a turn of the "
-                     "verifier for verifications, too")
+                     f"{1 + further}, and then takes up to {1 + further} times as long for solutions, and in the "
+                     "verifier's turns for verifications")
     return lines

@@ -61,9 +61,9 @@ def make_plan(options: PlanOptions, console: Console) -> RunPlan:
     reached = options.target.reached
     estimates = estimated_programs(job, options.target.platform)
     times = (times_of(options, job, estimates, counts, options.target.with_shares(shares))
-             for shares in (reached.likely, reached.quick, reached.slow))  # fmt: skip
+             for shares in (reached.likely, reached.quick, reached.slow))
     return RunPlan(options, job, devices.is_target, programs, found, counts, *times,
-                   advice(job, found, options.target))  # fmt: skip
+                   advice(job, found, options.target))
 
 
 def times_of(

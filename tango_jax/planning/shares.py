@@ -21,7 +21,7 @@ class Reached(NamedTuple):
 
 
 GENERATIONS = {"a100-80gb": "a100", "a100-40gb": "a100", "h100": "h100", "h200": "h100", "tpu-v5p": "tpu-v5p",
-               "tpu-v5e": "tpu-v5e", "tpu-v6e": "tpu-v6e", "cpu": "cpu"}  # fmt: skip
+               "tpu-v5e": "tpu-v5e", "tpu-v6e": "tpu-v6e", "cpu": "cpu"}
 OTHER_GPUS = "other GPUs"  # not measured: the mean of the two that are known, and both of their intervals
 # On one host: (slowest, most likely, quickest) of each kind of work.
 MEASURED = {
@@ -39,7 +39,7 @@ MEASURED = {
                 "read": (0.28, 0.69, 0.84)},
     "cpu": {"update": (0.28, 0.60, 0.86), "score": (0.28, 0.59, 0.85), "prefill": (0.14, 0.65, 0.93),
             "read": (0.28, 0.71, 0.92)},
-}  # fmt: skip
+}
 # Updates on several hosts of GPUs reach less: hosts to this power.
 LOST_BY_HOSTS = -0.067
 

@@ -91,6 +91,6 @@ def describe_rough_counts(config: ConfigDict, tokenizers: dict[str, Tokenizer]) 
         return []
     names = " and ".join(dict.fromkeys(config[role].checkpoint for role in rough))
     limits = " and ".join(f"{role}.{name}" for role in rough for name in ("max_prompt", "max_response"))
-    return [f"a plan downloads nothing, and the tokenizer of {names} is not here: a token is counted for each "
-            f"{BYTES_PER_TOKEN} bytes, with which a chat template has room; give a folder with the tokenizer's files "
+    return [f"a plan downloads nothing, and the tokenizer of {names} is not here: one token is counted for every "
+            f"{BYTES_PER_TOKEN} bytes, which leaves room for a chat template; give a folder with the tokenizer's files "
             f"for exact lengths, or set {limits}"]

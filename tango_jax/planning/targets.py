@@ -47,7 +47,7 @@ MOST_DEVICES, MOST_CPU_DEVICES = 16_384, 256
 _XLA_SHARE = 0.95
 _GPU = {"platform": "gpu", "per_host": 8, "compilers": ("jax_cuda12_plugin", "nvidia.cudnn")}
 _SLICES_OF_256 = ((1, "1x1"), (4, "2x2"), (8, "2x4"), (16, "4x4"), (32, "4x8"), (64, "8x8"), (128, "8x16"),
-                  (256, "16x16"))  # fmt: skip
+                  (256, "16x16"))
 TARGETS = {
     target.name: target
     for target in (
@@ -93,7 +93,7 @@ TARGETS = {
                flops_highest=153e12, read=1.64e12, link=180e9, network=180e9, host=16e9, per_host=4,
                compilers=("libtpu",), largest_host=8, kinds=("TPU v6e", "TPU v6 lite"), shapes=_SLICES_OF_256),
     )
-}  # fmt: skip
+}
 _TPU_NAMES = {"tpu-v5p": ("v5:", "megacore"), "tpu-v5e": ("v5e:", "default"), "tpu-v6e": ("v6e:", "default")}
 GPU_FLAGS = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
@@ -135,7 +135,7 @@ def parse_target(text: str) -> tuple[str, int]:
     if sizes and number not in sizes:
         raise ValueError(f"--target={text}: {name} comes in slices of {', '.join(map(str, sizes))} chips")
     if not sizes and number > target.per_host and number % target.per_host:
-        raise ValueError(f"--target={text}: a machine has {target.per_host} devices, and {number} are no multiple: "
+        raise ValueError(f"--target={text}: a machine has {target.per_host} devices, and {number} is not a multiple: "
                          "choose one")
     return name, number
 

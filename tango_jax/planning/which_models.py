@@ -60,7 +60,7 @@ def _fit(name: str, rank: int, target: Target, machine: Machine, filled: float) 
         sum(count * turn_times(job, programs, target.with_shares(shares), role, filled).total
             for role, count in turns.items()) / turns.total()
         for shares in (reached.quick, reached.likely, reached.slow)
-    )  # fmt: skip
+    )
     return Fit(name, rank, peak, likely, (quick, slow), peak <= machine.memory)
 
 

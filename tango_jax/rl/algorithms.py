@@ -74,7 +74,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({
         differs_within_batch_P, "reward, whitened over all tokens of the batch",
         baseline_fn=lambda scores, loss: standard_baseline(scores, loss.use_std),
     ),
-})  # fmt: skip
+})
 
 
 def algorithm_of(name: str, key: str = "loss.algorithm") -> Algorithm:
@@ -82,6 +82,6 @@ def algorithm_of(name: str, key: str = "loss.algorithm") -> Algorithm:
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if not is_user_code(name):
-        raise ValueError(f"{key}={name!r} is not one of {', '.join(ALGORITHMS)}{meant(name, ALGORITHMS)}; one of your "
-                         "own is FILE.py:name")
+        raise ValueError(f"{key}={name!r} is not one of {', '.join(ALGORITHMS)}{meant(name, ALGORITHMS)}; your own "
+                         "algorithm is FILE.py:name")
     return load_object(key, name, Algorithm)

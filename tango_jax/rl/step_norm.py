@@ -76,7 +76,7 @@ FORMS: Mapping[str, tuple[Callable[[np.ndarray], float], Callable[..., np.ndarra
     "among_equals": (mean_score, solutions_form),
     "minimum": (lowest_score, minimum_form),
     "first_error": (prefix_score, first_error_form),
-})  # fmt: skip
+})
 
 
 def standard_baseline(scores: np.ndarray, use_std: bool) -> tuple[np.ndarray, float]:

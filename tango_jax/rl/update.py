@@ -72,7 +72,7 @@ def make_policy_loss(model_config: ModelConfig, config: LossConfig, mesh: Mesh |
             loss_BT -= config.entropy_coef * entropy_BT
         if config.term_fn is not None:
             tokens = losses.LossTokens(logp_BT, old_BT, rows.sampler_logp_BT, rows.ref_logp_BT, entropy_BT, rows.adv_BT,
-                                       rows.is_action_BT)  # fmt: skip
+                                       rows.is_action_BT)
             loss_BT += jnp.where(rows.is_action_BT, config.term_fn(tokens), 0.0)
         # Against the policy that sampled: later updates of a batch rightly move away from it.
         gap_BT = jnp.where(rows.is_action_BT, jnp.abs(old_BT - rows.sampler_logp_BT), 0.0)

@@ -73,7 +73,7 @@ def read_json_object(path: Path, advice: str) -> dict[str, Any]:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """["name: old -> new", ...]; None where one lacks it."""
     return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in sorted(old.keys() | new.keys())
-            if old.get(name) != new.get(name)]  # fmt: skip
+            if old.get(name) != new.get(name)]
 
 
 def shortened(value: Any) -> str:

@@ -37,7 +37,7 @@ _ADVICE = {
 }
 # XLA messages that blame no argument; some are ValueErrors.
 XLA_CODES = ("UNKNOWN:", "INTERNAL:", "UNAVAILABLE:", "ABORTED:", "CANCELLED:", "DEADLINE_EXCEEDED:",
-             "FAILED_PRECONDITION:", "RESOURCE_EXHAUSTED:", "DATA_LOSS:")  # fmt: skip
+             "FAILED_PRECONDITION:", "RESOURCE_EXHAUSTED:", "DATA_LOSS:")
 _MAX_LENGTH = 400  # of a library's message, in characters
 
 

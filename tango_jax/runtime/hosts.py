@@ -167,7 +167,7 @@ def join_parts(items: Sequence) -> list:
 
 
 ONCE_MENDED = (". Once that is mended, the same command resumes from the last checkpoint; if a file was edited for "
-               "that, the command first says how to accept the change")  # fmt: skip
+               "that, the command first says how to accept the change")
 
 
 def raise_mistake(mistake: str) -> None:

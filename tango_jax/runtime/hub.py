@@ -53,7 +53,7 @@ def download(
     try:
         folder = Path(huggingface_hub.snapshot_download(
             repo, repo_type=repo_type, revision=revision or fallback, allow_patterns=patterns
-        ))  # fmt: skip
+        ))
     except Exception as error:  # its own, its HTTP library's, hf_xet's or the disk's: they have no class in common
         reason, fix = _explain(error, hub_id, repo_type, fallback)
         raise ValueError(f"{named}: could not be fetched from the hub ({reason}): {fix}") from error

@@ -38,7 +38,7 @@ class Range(NamedTuple):
         low = f"{'above' if self.is_above else 'at least'} {self.low:g}"
         if self.high in (LARGEST_INT, LARGEST_FLOAT):
             return f"{also}{low}"
-        return f"{also}{low} and {'below' if self.is_below else 'at most'} {self.high:g}"
+        return f"{also}{low} and {'below' if self.is_below else 'at most'} {self.high:.10g}"
 
     def _holds(self, value: float) -> bool:
         # NaN is in no range: it compares false.
@@ -98,9 +98,9 @@ class Change(enum.Enum):
 
     NEVER = "no"
     # Fixed to the end of a run, so that it can be repeated to the bit.
-    ROUNDING = "no; runs that differ in it compare"
+    ROUNDING = "no; runs that differ in it can be compared"
     HARDWARE = "yes, a run may go on with other devices"  # changes results by rounding alone
-    PLACE = "only for another path of the same run"
+    PLACE = "only to another path of the same run"
     WATCHING = "yes, it changes no result"
     EXPERIMENT = "yes, runs can be added to an experiment"
 

@@ -19,7 +19,7 @@ import numpy as np
 
 # Types of module values that count; others, such as a console, are no part of a method.
 _READ = (bool, int, float, complex, str, bytes, types.NoneType, np.ndarray, np.generic, jax.Array, tuple, list, set,
-         frozenset, Mapping, types.FunctionType, type, functools.partial)  # fmt: skip
+         frozenset, Mapping, types.FunctionType, type, functools.partial)
 _INSTALLED = {Path(__file__).parents[1], *map(Path, sysconfig.get_paths().values())}
 
 
@@ -32,8 +32,8 @@ def text_of(value: Any, name: str) -> str:
     try:
         writer.dump(value)
     except (TypeError, AttributeError, ValueError, RecursionError, pickle.PicklingError) as error:
-        raise ValueError(f"{name} holds what cannot be compared when the run is resumed ({error}): hand over numbers, "
-                         "texts and functions instead") from error
+        raise ValueError(f"{name} holds a value that cannot be compared when the run is resumed ({error}): hand over "
+                         "numbers, texts and functions instead") from error
     return "\n".join([*writer.sources, f"{name}: sha256 {hashlib.sha256(stream.getvalue()).hexdigest()}"])
 
 

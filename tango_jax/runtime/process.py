@@ -120,7 +120,7 @@ def _git(*arguments: str) -> str | None:
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # it only reads
     try:
         done = subprocess.run(["git", "-C", str(_PACKAGE), *arguments], capture_output=True, text=True,
-                              timeout=GIT_TIMEOUT_S, env=environment)  # fmt: skip
+                              timeout=GIT_TIMEOUT_S, env=environment)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -147,7 +147,7 @@ def sources(key: str, text: str) -> list[Source]:
     paths = [local_path("path", one) for one in dict.fromkeys([named, *filter(None, written)])]
     package = Path(__file__).parents[1]  # whose source the commit tells
     return [Source(path.absolute(), path.read_bytes()) for path in paths
-            if path.is_file() and package not in path.absolute().parents]  # fmt: skip
+            if path.is_file() and package not in path.absolute().parents]
 
 
 def _functions_in(value: Any) -> Iterator[Callable]:
@@ -211,7 +211,7 @@ def run_file(path: str, source: bytes | None = None) -> types.ModuleType:
     try:
         exec(code, module.__dict__)
     except LoadsItself:
-        raise ValueError(f"it starts what loads this file again: put that {GUARD}") from None
+        raise ValueError(f"it starts a command that loads this file again: put the start {GUARD}") from None
     finally:
         _running.reset(before)
     return module

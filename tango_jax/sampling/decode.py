@@ -221,7 +221,7 @@ def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: DecodeState, keep
     layers = list(zip(prefix.k, prefix.v, suffix.k, suffix.v, strict=True))
     if config.decode_attention == "xla":
         sizes = [(kind.window, pv.shape[-2], sv.shape[-2])
-                 for kind, (_, pv, _, sv) in zip(config.layer_kinds, layers, strict=True)]  # fmt: skip
+                 for kind, (_, pv, _, sv) in zip(config.layer_kinds, layers, strict=True)]
         masks = {size: _masks(state, *size, keeps_all) for size in dict.fromkeys(sizes)}
         fns = []
         for size, (pk, pv, sk, sv) in zip(sizes, layers, strict=True):

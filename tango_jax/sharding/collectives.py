@@ -133,5 +133,5 @@ def gather_layer(layer: dict, mesh: Mesh | None, dtype: str, reduce_dtype: str) 
     specs = {name: P(*PARAM_SPECS[f"layers/{name}"][1:]) for name in layer}
     # An int8 base and its scales are sent as they are.
     dtypes = {name: leaf.dtype if leaf.dtype == jnp.int8 or name.endswith("_scale") else jnp.dtype(dtype)
-              for name, leaf in layer.items()}  # fmt: skip
+              for name, leaf in layer.items()}
     return {name: gather(leaf, mesh, specs[name], dtypes[name], reduce_dtype) for name, leaf in layer.items()}

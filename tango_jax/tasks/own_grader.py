@@ -75,7 +75,7 @@ def try_grader(graded: Graded, problem: Problem) -> list[str]:
         raise ValueError(f"{error}; the answer was made up to try the function before the run") from error
     if accepts_own:
         return []
-    return [f"warning: the grader finds the answer of problem {problem.id} itself wrong, {shortened(problem.answer)}"]
+    return [f"warning: the grader rejects the gold answer of problem {problem.id}, {shortened(problem.answer)}"]
 
 
 def check_goes_by_answer(graded: Graded, problems: Sequence[Problem], shown: str) -> None:
@@ -83,7 +83,7 @@ def check_goes_by_answer(graded: Graded, problems: Sequence[Problem], shown: str
     first = problems[0]
     other = next((problem.answer for problem in problems if problem.answer != first.answer), "")
     if other and graded.is_correct and not graded.is_correct(dataclasses.replace(first, answer=other), other):
-        raise ValueError(f"{shown} takes the majority's answer for problem.answer, and the grader does not go by that: "
+        raise ValueError(f"{shown} puts the majority's answer into problem.answer, and the grader does not use it: "
                          f"with problem.answer={shortened(other)} it rejects this answer to problem {first.id}. Choose "
                          "another arm, or a grader that compares with problem.answer")
 

@@ -61,7 +61,7 @@ def _make_counts(
         template, tokenizer = templates["verifier"], tokenizers["verifier"]
         own, _ = verifier_prompt(template, tokenizer, problem, "", MANY_STEPS, _NO_LIMIT)
         about = {INFORMED: solution_of(problem, "", MANY_STEPS),
-                 SECOND_JUDGEMENT: verification_of(problem, "", "", MANY_STEPS)}  # fmt: skip
+                 SECOND_JUDGEMENT: verification_of(problem, "", "", MANY_STEPS)}
         others = (prompt_ids(prompt, template, tokenizer, about[prompt], _NO_LIMIT)[0]
                   for prompt in further if prompt in about)
         return max(len(ids) for ids in (own, *others))
@@ -72,7 +72,7 @@ def _make_counts(
 def check_lengths(
     config: ConfigDict, tokenizers: dict[str, Tokenizer], problems: Iterable[Problem], source: str,
     has_ids: bool = True, further: Sequence[Prompt] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Raise ValueError if a prompt exceeds a role's limit. `source`: the setting that makes the problems; `has_ids`:
     the message may name a problem by its id."""
     num_tokens_fn, limit = make_num_tokens(config, tokenizers, further), config.generator.max_prompt

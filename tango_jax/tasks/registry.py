@@ -43,13 +43,13 @@ def make_task(
     names = {role: tuple(prompt.name for prompt in prompts) for role, prompts in (further or {}).items()}
     # Nobody has written examples of a user's prompt.
     taught = {role: tuple(name for name in own if task.further_example and name in PROMPTS)
-              for role, own in names.items()}  # fmt: skip
+              for role, own in names.items()}
     if task.sft_example and any(taught.values()):
         task = task._replace(sft_example=_with_further(taught, task))
     if missing := [name for role in task.sft_roles if config[role].sft.steps for name in names.get(role, ())
-                   if name not in taught[role]]:  # fmt: skip
+                   if name not in taught[role]]:
         task = task._replace(notes=(*task.notes, f"stage 1 has no examples of {', '.join(missing)}: task.name="
-                                    f"{config.task.name} makes none (further_example)"))  # fmt: skip
+                                    f"{config.task.name} makes none (further_example)"))
     if grader := grader_of(config.task):
         task = task._replace(is_correct=grader)
     notes = (*task.notes, *try_grader(task, task.train_problem(0)), *_unknown_notes(config, task, tokenizers))

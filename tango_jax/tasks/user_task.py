@@ -36,7 +36,8 @@ def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer], further
     if task.grade_kind not in KINDS:
         make_fn.refuse(f"grade_kind={shortened(task.grade_kind)} is not one of {', '.join(KINDS)}")
     if task.num_test is not None and (type(task.num_test) is not int or task.num_test < 1):
-        make_fn.refuse(f"num_test={shortened(task.num_test)} must be a number of problems from 1, or None: no limit")
+        make_fn.refuse(f"num_test={shortened(task.num_test)} must be a whole number of at least 1, or None for no "
+                       "limit")
     if task.sft_example and not task.sft_roles:
         task = task._replace(sft_roles=ROLES)
     functions = {name: value for name, value in task._asdict().items() if callable(value)}
@@ -81,7 +82,7 @@ def _mistake(name: str, result: Any, args: tuple) -> str:
         return "" if is_right else f"it must return None, or a tuple of {len(args[1])} bools: one for each step"
     if name == "step_kinds":
         is_right = (isinstance(result, tuple) and len(result) == len(args[1])
-                    and all(isinstance(kind, str) for kind in result))  # fmt: skip
+                    and all(isinstance(kind, str) for kind in result))
         return "" if is_right else f"it must return a tuple of {len(args[1])} texts: one for each step"
     if name == "is_correct":
         return "" if is_grade(result) else "it must return True or False"

@@ -16,7 +16,7 @@ _TAGS = ("think", "step", "answer", "step_verification", "final_verification")
 # What both roles write in every task (the text contract of arXiv 2505.15034).
 CONTRACT_SYMBOLS = (
     *(mark for tag in _TAGS for mark in (f"<{tag}>", f"</{tag}>")), "\\boxed{", "INCORRECT", "CORRECT",
-)  # fmt: skip
+)
 
 
 def train_sentencepiece(alphabet: str, symbols: Sequence[str]) -> bytes:

@@ -80,10 +80,10 @@ def _add_listed_tokens(backend: tokenizers.Tokenizer, settings: dict, folder: Pa
     try:
         listed = {int(token): tokenizers.AddedToken(record["content"],
                                                     **{flag: record[flag] for flag in flags if flag in record})
-                  for token, record in (settings.get("added_tokens_decoder") or {}).items()}  # fmt: skip
+                  for token, record in (settings.get("added_tokens_decoder") or {}).items()}
         if not listed:
             listed = {int(token): tokenizers.AddedToken(text, special=bool(_MARK.fullmatch(text)))
-                      for text, token in _read_json(folder / "added_tokens.json").items()}  # fmt: skip
+                      for text, token in _read_json(folder / "added_tokens.json").items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{folder} has added tokens of an unknown form in tokenizer_config.json or added_tokens.json ({error!r}): "

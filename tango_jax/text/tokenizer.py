@@ -100,7 +100,7 @@ def unreadable_characters(tokenizer: Tokenizer, texts: Iterable[str]) -> list[st
     return [
         c for c in sorted(suspects)
         if any(c in text and not is_readable(tokenizer, without_others(text, c)) for text in texts)
-    ]  # fmt: skip
+    ]
 
 
 def token_of_character(ends: Sequence[int], character: int) -> int:

@@ -17,7 +17,7 @@ from tango_jax.text.prompts import PROMPTS
 
 # Prefixes of the metrics of verdicts, and how a message names them.
 VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns",
-            "verifier/judged_": "of the part that it judges in the generator's turns"}  # fmt: skip
+            "verifier/judged_": "on the solutions that it judges in the generator's turns"}
 # Prefixes of the grader's failures, and whose answers it graded.
 GRADED = {"grader/": "generator", "grader/label_": "generator", "grader/second_try_": "second_try"}
 
@@ -195,14 +195,14 @@ def _wrong_steps(rows: Sequence[dict], limits: Limits, ease: float) -> Finding |
 
 def _misaligned(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     means = (recent_mean(rows, f"verifier/{prefix}_rate_misaligned", limits.window, least=limits.window)
-             for prefix in ("live", "judged"))  # fmt: skip
+             for prefix in ("live", "judged"))
     mean = next((mean for mean in means if mean is not None), None)
     has_step_rewards = recent_mean(rows, "generator/step_rewarded_share", limits.window, least=1) is not None
     if mean is None or mean <= limits.misaligned * ease or not has_step_rewards:
         return None
     return (
         f"{mean:.1%} of the verifications in the generator's turns have more or fewer judgements than the solution has "
-        "steps, so that it has no step reward",
+        "steps, and the solution gets no step rewards",
         f"{limits.misaligned}",
         "read a few: a generator that joins its steps, or writes none, escapes the verifier; raise rl.format_weight. "
         "If the steps are sound, give the verifier's stage 1 more steps, or rl.warmup_steps with rl.gamma above 0",
@@ -214,7 +214,7 @@ def _grader(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None
     pairs = [(row, start) for row in recent for start in GRADED if row.get(f"{start}errors") is not None]
     errors, timeouts = (sum(row[start + name] for row, start in pairs) for name in ("errors", "timeouts"))
     graded = sum(round(row[f"{GRADED[start]}/tokens_sampled"] / row[f"{GRADED[start]}/length_mean"])
-                 for row, start in pairs)  # fmt: skip
+                 for row, start in pairs)
     if not recent or (errors + timeouts) / graded <= limits.grader_failures * ease:
         return None
     return (
@@ -228,12 +228,12 @@ def _grader(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None
 
 def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     alpha, rewarded, outcome, own = (recent_mean(rows, f"{role}/{name}", limits.window, least=1) for name in (
-        "alpha", "step_rewarded_share", f"reward/{reward}", "reward/own"))  # fmt: skip
+        "alpha", "step_rewarded_share", f"reward/{reward}", "reward/own"))
     share = recent_mean(rows, f"{role}/groups_without_signal", limits.window, least=limits.window)
     # Where outcomes are all the same, step rewards may still teach.
     if share is not None and share - (alpha or 0.0) * (rewarded or 0.0) > limits.groups_without_signal * ease:
         known = ", ".join(f"{role}/reward/{name} is {mean:.2f}" for name, mean in ((reward, outcome), ("own", own))
-                          if mean is not None)  # fmt: skip
+                          if mean is not None)
         return (
             f"in {share:.1%} of the {role}'s groups all samples have the same reward{f' ({known})' * bool(known)}: no "
             "learning signal",
@@ -257,7 +257,7 @@ def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Limits
 
 def _step_count(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     correlation, approved = (recent_mean(rows, f"generator/{name}", limits.window, least=limits.window)
-                             for name in ("step_count_corr", "steps_approved"))  # fmt: skip
+                             for name in ("step_count_corr", "steps_approved"))
     if correlation is None or approved is None or approved <= limits.steps_approved * ease:
         return None
     if abs(correlation) <= limits.step_count_corr * ease:

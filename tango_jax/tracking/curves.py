@@ -11,9 +11,9 @@ from tango_jax.tracking.known_arms import record_of
 
 MARKERS = {
     "circle": "o", "square": "s", "triangle-up": "^", "triangle-down": "v", "diamond": "D", "cross": "P", "x": "X",
-}  # fmt: skip
+}
 SCORES = {"Generator: accuracy": "generator/accuracy", "Verifier: step F1": "verifier/pool/step_f1",
-          "Verifier: outcome F1": "verifier/pool/outcome_f1"}  # fmt: skip
+          "Verifier: outcome F1": "verifier/pool/outcome_f1"}
 SPARE_LOOKS = (Look(SKY, ":", "x"), Look(GREY, "--", "x"), Look("#000000", ":", "x"))
 SMOOTHING_SHARE = 12  # the smoothing window is one twelfth of a curve's points
 LEAST_SPAN = 0.2  # minimum range of a score's axis: a flat curve looks flat

@@ -65,10 +65,10 @@ _TEXTS = ("task", "setting", "arm", *_DIGESTS)
 _COLUMNS = ("arm", "seed", "task.data_seed")
 _SETUP = ("task.", "eval.", "rl.prompts_per_step", "rl.samples_per_prompt",
           *(f"{role}.{group}" for role in ROLES for group in (
-              "checkpoint", "model.", "sft.", "template", "use_chat", "max_prompt", "max_response")))  # fmt: skip
+              "checkpoint", "model.", "sft.", "template", "use_chat", "max_prompt", "max_response")))
 SETUP_IN_WORDS = ("other problems, another model, stage 1 or prompt, or turns of another size (task.*, eval.*, "
                   "rl.prompts_per_step, rl.samples_per_prompt, and of a role checkpoint, model.*, sft.*, template, "
-                  "use_chat, max_prompt or max_response)")  # fmt: skip
+                  "use_chat, max_prompt or max_response)")
 _COUNTS = ("start", "seed", "turn", "generator_step", "sampled_tokens")
 _OPTIONAL = tuple(Evaluation._field_defaults)
 _MAY_BE_EMPTY = ("verifier_step_f1", "verifier_outcome_f1", *_OPTIONAL)
@@ -80,7 +80,7 @@ def evaluations_of(
     found, tokens, seconds = [], 0, 0.0
     contents = [sources.start[name] for name in ("problems", "templates") if name in sources.start]
     digests = (setup_of(config, sources.files), method_of(config, sources.files), _digest(contents) if contents else "",
-               *(sources.start.get(role, "")[:12] for role in ROLES), sources.weights)  # fmt: skip
+               *(sources.start.get(role, "")[:12] for role in ROLES), sources.weights)
     for index, row in enumerate(metrics):
         if row["phase"] in TURN_PHASES:
             tokens += tokens_sampled(row)
@@ -94,7 +94,7 @@ def evaluations_of(
             row.get("verifier/pool/outcome_f1"), turn.get("generator/reward/outcome"),
             None if is_warmup_ahead else turn.get("verifier/live_step_f1"),
             turn.get("generator/groups_without_signal"), turn.get("generator/alpha"), *digests,
-        ))  # fmt: skip
+        ))
     return found
 
 
@@ -142,7 +142,7 @@ def _digest_of_settings(config: ConfigDict, files: Mapping[str, str], is_setup: 
     defaults = flatten(default_config())
     changed = {key: _without_folder(value) for key, value in flatten(config).items()
                if key.startswith(_SETUP) == is_setup and changes_results(key)
-               and key not in _COLUMNS and value != defaults.get(key) and _is_used(config, key)}  # fmt: skip
+               and key not in _COLUMNS and value != defaults.get(key) and _is_used(config, key)}
     functions = {f"file of {key}": digest for key, digest in files.items() if key.startswith(_SETUP) == is_setup}
     return _digest(sorted((changed | functions).items()))
 
@@ -209,17 +209,18 @@ def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
     side_by_side, pair = (row.task, row.setting), (row.task, row.setting, row.start, row.seed)
     found = [
         (("setup", *side_by_side), row.setup, f"had {SETUP_IN_WORDS}"),
-        (("method", *side_by_side, row.arm), row.method, f"of arm {row.arm} had other settings beside the seed, such "
-         "as a schedule, a reward, a loss or a learning rate, or another version of your function"),
-        (("weights", *side_by_side), row.weights, "started from other weights: the checkpoints or adapters that they "
-         "name have other contents"),
-        (("problems", *side_by_side, row.start), row.problems, "had files of problems or prompts with other contents"),
-        (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with other "
-         "weights of the generator, and are no pair"),
-    ]  # fmt: skip
+        (("method", *side_by_side, row.arm), row.method, f"of arm {row.arm} differ in more than the seed, such "
+         "as a schedule, a reward, a loss, a learning rate or the version of your function"),
+        (("weights", *side_by_side), row.weights, "started from different weights: the checkpoints or adapters that "
+         "they name have different contents"),
+        (("problems", *side_by_side, row.start), row.problems, "had files of problems or prompts with different "
+         "contents"),
+        (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with "
+         "different weights of the generator, and are no pair"),
+    ]
     if _asks_verifier(row):
         found.append((("verifier_start", *pair), row.verifier_start, f"of start {row.start} and seed {row.seed} began "
-                      "with other weights of the verifier, and are no pair"))  # fmt: skip
+                      "with different weights of the verifier, and are no pair"))
     return found
 
 

@@ -56,9 +56,9 @@ class Curve(NamedTuple):
         before, after = kept[-1], self.evaluations[len(kept)]
         share = (step - before.generator_step) / (after.generator_step - before.generator_step)
         between = {name: (1 - share) * getattr(before, name) + share * getattr(after, name)
-                   for name in ("sampled_tokens", "seconds", "accuracy")}  # fmt: skip
+                   for name in ("sampled_tokens", "seconds", "accuracy")}
         unknown = dict.fromkeys(("verifier_step_f1", "verifier_outcome_f1", "sampled_accuracy", "verifier_live_step_f1",
-                                 "groups_without_signal", "alpha"))  # fmt: skip
+                                 "groups_without_signal", "alpha"))
         return Curve((*kept, before._replace(generator_step=step, **between, **unknown)))
 
 
@@ -73,7 +73,7 @@ def curves_by_setting(rows: Sequence[Evaluation]) -> Settings:
         runs = grouped.setdefault((row.task, row.setting), {}).setdefault(row.arm, {})
         runs.setdefault((row.start, row.seed), []).append(row)
     return {key: {arm: {unit: Curve(tuple(sorted(found, key=lambda row: row.turn))) for unit, found in runs.items()}
-                  for arm, runs in arms.items()} for key, arms in grouped.items()}  # fmt: skip
+                  for arm, runs in arms.items()} for key, arms in grouped.items()}
 
 
 def trains_generator(arm: str) -> bool:

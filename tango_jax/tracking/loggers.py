@@ -48,7 +48,7 @@ class RunLog:
     def __init__(
         self, directory: Path, config: ConfigDict, console: Console, resume_at: int, stage: str = "rl",
         settings_file: Path | None = None, provenance: Provenance | None = None,
-    ):  # fmt: skip
+    ):
         """Truncates metrics.jsonl to `resume_at` bytes. Raises ValueError if it does not match the checkpoint, or
         Weights & Biases does not start."""
         self._console, self._followers = console, []

@@ -76,7 +76,7 @@ def style_accuracy(axes: Axes, over: str) -> None:
 def draw_line(axes: Axes, curve: Series, look: Look, label: str | None = None, width: float = 1.6) -> Line2D:
     every = max(1, len(curve.x) // MAX_MARKERS)
     [line] = axes.plot(curve.x, curve.y, color=look.colour, linestyle=look.dash, marker=MARKERS[look.marker],
-                       markevery=every, markersize=3.5, linewidth=width, label=label)  # fmt: skip
+                       markevery=every, markersize=3.5, linewidth=width, label=label)
     return line
 
 
@@ -89,7 +89,7 @@ def add_legend(figure: Figure, drawn: Mapping[str, Artist]) -> None:
     if drawn:
         columns = 3 if max(map(len, drawn)) <= MAX_IN_THREE else 2
         figure.legend(drawn.values(), drawn.keys(), fontsize=8, loc="outside lower center", frameon=False,
-                      ncols=min(len(drawn), columns), handlelength=3.4)  # fmt: skip
+                      ncols=min(len(drawn), columns), handlelength=3.4)
 
 
 def png_of(figure: Figure) -> bytes:

@@ -37,10 +37,10 @@ PROVENANCE = "provenance.json"
 GIVEN_UP = "provenance.before.json"  # a user renames provenance.json to it, to go on with another method
 COPIES = "user_files"  # folder in the workdir
 FUNCTIONS = ("arm", "task.name", "task.grader", *(f"{role}.{name}" for role in ROLES
-                                                  for name in ("reward", "loss.algorithm", "loss.term")))  # fmt: skip
+                                                  for name in ("reward", "loss.algorithm", "loss.term")))
 TEMPLATES = tuple(f"{role}.template" for role in ROLES)
 _TOLD = ("tango_jax", "commit", "dirty", "source", "python", *LIBRARIES, "platform", "devices", "processes", "cpu")
-_RESTORE = "restore it, or delete it: what the run was made with is then unknown, and changes of it go unnoticed"
+_RESTORE = "restore it; if you delete it, nobody can tell what made the run, and changes go unnoticed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +100,8 @@ def _check_method(config: ConfigDict, workdir: Path) -> None:
         told = "; ".join(_difference(key, before.get(key), files.get(key), workdir) for key in differing)
         accept = shlex.join(["mv", str(workdir / PROVENANCE), str(workdir / GIVEN_UP)])
         raise ValueError(f"{workdir} holds a run that was begun with another method ({told}): put back what was there, "
-                         f"choose another --workdir, or accept the change with `{accept}`, after which the run "
-                         "compares with none that was made by one method alone")
+                         f"choose another --workdir, or accept the change with `{accept}`; the run is then not "
+                         "comparable with runs made by one method")
 
 
 def _difference(key: str, then: dict | None, now: dict | None, workdir: Path) -> str:
@@ -178,7 +178,7 @@ def method_digests(stored: Mapping[str, Any]) -> dict[str, str]:
 def weights_digest(stored: Mapping[str, Any]) -> str:
     """A digest of the checkpoints and adapters of both roles, before stage 1; empty without any."""
     found = dict.fromkeys(json.dumps(weights) for attempt in stored.get("attempts", ())
-                          if (weights := attempt.get("weights")))  # fmt: skip
+                          if (weights := attempt.get("weights")))
     return hashlib.sha256(" ".join(found).encode()).hexdigest()[:12] if found else ""
 
 
@@ -202,7 +202,7 @@ def _lines_about(attempt: Mapping[str, Any], files: Mapping[str, Mapping]) -> tu
     return (f"tango_jax {attempt['tango_jax']}{commit or ''}, source {attempt['source']}; jax {attempt['jax']}, Python "
             f"{attempt['python']}; {_shown(attempt['devices'])} ({attempt['platform']}), {attempt['cpu']}",
             *(f"{key}: {names.get(key, '')}sha256 {digest[:12]}"
-              for key, digest in attempt.get("files", {}).items()))  # fmt: skip
+              for key, digest in attempt.get("files", {}).items()))
 
 
 def summary_of(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,8 +88,8 @@ def _introduction(pairs: Sequence[tuple[Solution, Verification]], shown: int) ->
     agree = sum(_interest(pair)[0] for pair in pairs)
     return (
         "Greedy solutions of held-out problems by the final generator, judged by the final verifier. "
-        f"These {shown} of {len(pairs)} problems were chosen because they say most, not at random: in turn one where "
-        "the verdict disagrees with the grade, one with a wrong and one with a right answer. Of all problems, "
+        f"These {shown} of {len(pairs)} problems were chosen to show most, not at random: in turn a verdict that "
+        "disagrees with the grade, a wrong answer and a right answer. Of all problems, "
         f"{right} answers are right, and {agree} verdicts agree with the grade."
     )
 

@@ -55,7 +55,7 @@ class RolloutDump:
     def write_evaluation(
         self, number: int, turns_done: int, generator_step: int, solutions: Sequence[Solution],
         verifications: Sequence[Verification], second_tries: Mapping[int, Solution],
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not self._enabled:
             return
         solutions, verifications = solutions[:EVAL_PROBLEMS], verifications[:EVAL_PROBLEMS]

@@ -44,7 +44,7 @@ def turn_rows(
     place_of = {
         "turn": place.index + 1,  # as `step` in metrics.jsonl
         "role": place.role, "phase": place.phase, "generator_step": place.generator_step, "rows_in_turn": len(rows),
-    }  # fmt: skip
+    }
     return [place_of | {"row": b} | row for b, row in enumerate(rows)]
 
 
@@ -85,13 +85,13 @@ def _content(record: Solution | Verification, b: int, items: _Items, lesson: Les
     if isinstance(record, Solution):
         # One list per verification (or of the task's labels); null without step rewards.
         steps = [None if (one := rewards.of_steps[b]) is None else list(map(_number, one))
-                 for rewards in lesson.step_rewards]  # fmt: skip
+                 for rewards in lesson.step_rewards]
         return content | {"solution": items.of(record), "verifications": items.about(record, "verifier"),
                           "step_rewards": steps, "step_formula": STEP_FORMULA.format(num_steps=len(record.steps))
-                          }  # fmt: skip
+                          }
     solution = next((one for one in (record.of, *_parts(record.of)) if isinstance(one, Solution)), None)
     content |= {"solution": items.of(solution) if solution else None, "verifications": [items.of(record)],
-                "step_rewards": [], "step_formula": ""}  # fmt: skip
+                "step_rewards": [], "step_formula": ""}
     second = items.about(record, "second_judgement")
     return content | ({"second_judgement": second[0]} if second else {})
 
@@ -103,7 +103,7 @@ def _parts(judged: Any) -> Sequence:
 def evaluation_rows(
     turns_done: int, generator_step: int, solutions: Sequence[Solution], verifications: Sequence[Verification],
     second_tries: Mapping[int, Solution], step_kinds_fn: StepKinds = None,
-) -> list[dict]:  # fmt: skip
+) -> list[dict]:
     """A row for every problem of a greedy evaluation. `second_tries`: by the place of the solution."""
     return [
         {"turn": turns_done, "row": b, "rows_in_turn": len(solutions), "role": "evaluation", "phase": "eval"}
@@ -120,7 +120,7 @@ def _group(reward_M: np.ndarray) -> dict:
     is_alone = len(reward_M) == 1
     return {"group_rewards": [_number(value) for value in reward_M],
             "group_mean": None if is_alone else _number(reward_M.mean(dtype=np.float64)),
-            "group_std": None if is_alone else _number(reward_M.std(ddof=1, dtype=np.float64))}  # fmt: skip
+            "group_std": None if is_alone else _number(reward_M.std(ddof=1, dtype=np.float64))}
 
 
 def _notes(row: dict, is_masked: bool) -> list[str]:
@@ -134,7 +134,7 @@ def _notes(row: dict, is_masked: bool) -> list[str]:
 
 def _reward(reward: Rewards, b: int) -> dict:
     terms = [{"name": term.name, "weight": _weight(term.weight, b), "value": _number(term.value[b])}
-             for term in reward.terms]  # fmt: skip
+             for term in reward.terms]
     return {"total": _number(reward.reward_B[b]), "terms": terms}
 
 
@@ -192,7 +192,7 @@ def _advantage(result: TurnResult, b: int) -> dict:
         tokens += count
         total.append([count, value, token_ends[tokens - 1]])
     terms = [{"name": name, "weight": _weight(weight, b), "runs": _runs(value_BT[b, :length])}
-             for name, (weight, value_BT) in result.lesson.terms.items()]  # fmt: skip
+             for name, (weight, value_BT) in result.lesson.terms.items()]
     return {"total": total, "terms": terms}
 
 

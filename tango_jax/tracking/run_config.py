@@ -17,7 +17,7 @@ ANY_TIME = (Change.HARDWARE, Change.WATCHING, Change.EXPERIMENT)
 # and before there is one nothing depends on them.
 ANY_PLACE = tuple(name for name, key in KEYS.items() if key.change is Change.PLACE)
 _LONGER = ("; to train on from its weights, choose another --workdir and another seed, set generator.checkpoint and "
-           "verifier.checkpoint to this one, and both roles' sft.steps and rl.warmup_steps to 0")  # fmt: skip
+           "verifier.checkpoint to this one, and both roles' sft.steps and rl.warmup_steps to 0")
 
 
 def changes_results(name: str) -> bool:

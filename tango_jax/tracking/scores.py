@@ -16,7 +16,7 @@ def class_counts(predicted: Sequence[bool | None], actual: Sequence[bool]) -> li
         count for label in (True, False)
         for count in (sum(p is label and a == label for p, a in pairs), sum(p is label for p, _ in pairs),
                       sum(a == label for _, a in pairs))
-    ]  # fmt: skip
+    ]
 
 
 def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float]:

@@ -47,7 +47,7 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
     own = Curve(tuple(evaluations_of(metrics, config, "", sources_of(workdir))))
     differs = set().union(*(differing(own, curve) for curve in stored.values()))
     for name, what in (("setup", f"it has {SETUP_IN_WORDS}"),
-                       ("problems", "its files of problems or prompts have other contents")):  # fmt: skip
+                       ("problems", "its files of problems or prompts have different contents")):
         if name in differs:
             return [f"this run is not compared with those in {table}: {what}"]
     same = f"task.data_seed {config.task.data_seed} and seed {config.seed}"
@@ -57,13 +57,13 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
     is_paired = not differs & STARTS and all(_has_same_scores(own, curve) for curve in stored.values())
     runs = {f"{arm_name(config.arm)} (this run)": own} | {f"{arm} (stored)": curve for arm, curve in stored.items()}
     width = max(map(len, runs))
-    lines = [f"to an accuracy of {LEVEL:g}, beside the runs in {table} with {same}:"]
+    lines = [f"to an accuracy of {LEVEL:g}, compared with the runs in {table} with {same}:"]
     lines += [f"  {run:{width}}  {_amounts(curve)}" for run, curve in runs.items()]
     if not is_paired:
         lines.append(f"these are not paired: {_describe_starts(runs.values())}. {_why_other_start(config)}")
     if "method" in differs:
-        lines.append("beside the arm they differ in other settings, such as a schedule, a reward, a loss or a learning "
-                     "rate")  # fmt: skip
+        lines.append("they also differ in other settings, such as a schedule, a reward, a loss or a learning "
+                     "rate")
     return lines
 
 
@@ -72,7 +72,7 @@ def stored_curves(config: ConfigDict) -> dict[str, Curve]:
     curves = curves_by_setting(read_tables([config.compare_with], "compare_with"))
     arms, unit = curves.get((config.task.name, ""), {}), (config.task.data_seed, config.seed)
     return {arm: found[unit] for arm, found in arms.items()
-            if arm != arm_name(config.arm) and trains_generator(arm) and unit in found}  # fmt: skip
+            if arm != arm_name(config.arm) and trains_generator(arm) and unit in found}
 
 
 def _has_same_scores(own: Curve, curve: Curve) -> bool:
@@ -81,7 +81,7 @@ def _has_same_scores(own: Curve, curve: Curve) -> bool:
     if all((first.generator_start, first.verifier_start, other.generator_start, other.verifier_start)):
         return True
     return all(a is None or b is None or math.isclose(a, b, abs_tol=1e-5)
-               for a, b in zip(_scores(first), _scores(other), strict=True))  # fmt: skip
+               for a, b in zip(_scores(first), _scores(other), strict=True))
 
 
 def _scores(row: Evaluation) -> tuple[float, float | None]:
@@ -95,14 +95,14 @@ def _describe_starts(curves: Collection[Curve]) -> str:
     )
     if len(starts) > 1:
         return f"this run began with {', the stored ones with '.join(starts)}"
-    return "they began with other weights and the same scores"
+    return "they began with different weights, though with the same scores"
 
 
 def _why_other_start(config: ConfigDict) -> str:
     keys = [f"{role}.{key}" for role in ROLES for key in ("checkpoint", "init_from") if config[role][key]]
     if keys:
-        return f"{' and '.join(keys)} may hold other weights than they had"
-    return "On another kind of processor or number of cores, stage 1 sums in another order and ends in another start"
+        return f"{' and '.join(keys)} may hold other weights than before"
+    return "On another kind of processor or number of cores, stage 1 adds in another order and gets other weights"
 
 
 def _amounts(curve: Curve) -> str:

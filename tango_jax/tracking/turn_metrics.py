@@ -44,7 +44,7 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
     of_responses = [over_batches([one.metrics for one in same]) for same in by_name.values()]
     for part in (*of_responses, own, t.metrics, lesson.reward.metrics, lesson.metrics, updates):
         twice = sorted(metrics.keys() & part.keys())
-        require(not twice, f"two parts of a turn have metrics of the name {' and '.join(twice)}: rename those that "
+        require(not twice, f"two parts of a turn have metrics named {' and '.join(twice)}: rename those that "
                 "your method returns")
         metrics |= part
     return metrics

@@ -23,7 +23,7 @@ from tango_jax.viewer import charts, comparison, pack, quality
 from tango_jax.viewer.runs import Run
 
 SCRIPTS = ("text", "data", "list", "filters", "controls", "arithmetic", "paint", "rollout", "compare", "viewer",
-           "charts", "main")  # fmt: skip
+           "charts", "main")
 MAX_ROLLOUTS = 20_000
 MAX_BYTES = 19_000_000  # size limit of the page
 BUNDLE_CHUNK = 512  # rollouts in a file of a bundle
@@ -42,14 +42,14 @@ class Built(NamedTuple):
 def build_page(
     runs: Sequence[Run], out: Path, max_rollouts: int = MAX_ROLLOUTS, max_bytes: int = MAX_BYTES,
     as_seed: Collection[str] = (),
-) -> Built:  # fmt: skip
+) -> Built:
     """Write the report; rollouts beyond either limit are left out, evenly.
 
     `as_seed`: settings, besides the seed, in which runs of one line of the comparison may differ. Raises ValueError if
     `out` is a file and no report.
 
     """
-    _check_is_report(out, f"--out={out} is no report and would be lost; name another file")
+    _check_is_report(out, f"--out={out} is no report and would be overwritten; name another file")
     title, payloads, packed, warnings = _content(runs, as_seed)
     kept = _at_most(packed, max_rollouts)
     kept, chosen = _within(kept, max_bytes - len(_fill(title, payloads).encode()))
@@ -68,7 +68,8 @@ def build_bundle(
 
     """
     index, data = folder / "index.html", folder / "data"
-    _check_is_report(index, f"--bundle={folder}: its index.html is no report and would be lost; name another folder")
+    _check_is_report(index, f"--bundle={folder}: its index.html is no report and would be overwritten; name another "
+                     "folder")
     title, payloads, packed, warnings = _content(runs, as_seed)
     kept = packed if max_rollouts is None else _at_most(packed, max_rollouts)
     names = []
@@ -109,7 +110,7 @@ def _content(
     found = comparison.lines_of(runs, as_seed)
     warnings = comparison.warnings(found, as_seed)
     if others:
-        warnings.append(f"{others} rollouts are not about a solution, and only in rollouts/")
+        warnings.append(f"{others} rollouts are not about a solution; they are only in rollouts/")
     facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed), "warnings": warnings}
     payloads = {
         "plotly": pack.encode(_read(PLOTLY).encode()),
@@ -183,7 +184,7 @@ def _policy(scripts: Sequence[str], style: str, script_sources: str) -> str:
     return "; ".join([
         "default-src 'none'", f"script-src {sources}", f"style-src {_source_hash(style)} {_source_hash('')}",
         "img-src data:", "base-uri 'none'", "form-action 'none'",
-    ])  # fmt: skip
+    ])
 
 
 def _source_hash(text: str) -> str:

@@ -47,8 +47,8 @@ def training(run: Run) -> list[dict]:
                   f"95 % interval, and of the {sampled} sampled in a turn.", accuracy + reward, TURN,
                   score=True, **warmup),
             panel("Second tries", "Shares of the solutions of a turn.", tried, TURN, score=True, **warmup),
-            panel("Trust in the verifier", "The factor of the step rewards' weight, and the share of the solutions "
-                  "that it judges.", believed, TURN, score=True, **warmup),
+            panel("Trust in the verifier", "The factor that trust puts on step rewards, and the share of solutions "
+                  "that the verifier judges.", believed, TURN, score=True, **warmup),
             panel("Entropy", "Nats per token; near 0 the policy no longer explores.", both("entropy"), TURN, **warmup),
             panel("KL to the reference", "For policies with a reference.", both("kl"), TURN, **warmup),
             panel("Response length", "Mean number of sampled tokens.", both("length_mean"), TURN, **warmup),
@@ -57,7 +57,7 @@ def training(run: Run) -> list[dict]:
             panel("Log-prob gap", "Largest difference between sampler and trainer over all tokens of a turn. More than "
                   "rounding means that the cache or a mask is wrong.", both("logprob_gap_max"), TURN, **warmup),
         ]
-    )  # fmt: skip
+    )
 
 
 def alarms(run: Run) -> dict:
@@ -101,7 +101,7 @@ def speed(run: Run) -> list[dict]:
             panel("Speed of sampling", "Tokens sampled by both roles per second of sampling.",
                   noisy("tokens/s", of("throughput/sampled_tokens_per_s"), GREEN), TURN, "tokens/s"),
         ]
-    )  # fmt: skip
+    )
 
 
 def headline(run: Run) -> list[list[str]]:
@@ -134,7 +134,7 @@ def warmup_shade(rows: list[dict]) -> dict:
     if not steps:
         return {}
     shape = {"type": "rect", "xref": "x", "yref": "paper", "x0": 0, "x1": max(steps), "y0": 0, "y1": 1,
-             "fillcolor": GREY, "opacity": 0.12, "line": {"width": 0}, "layer": "below"}  # fmt: skip
+             "fillcolor": GREY, "opacity": 0.12, "line": {"width": 0}, "layer": "below"}
     note = {"text": "warm-up", "x": max(steps) / 2, "y": 1, "xref": "x", "yref": "paper", "yanchor": "top",
-            "showarrow": False, "font": {"size": 10}}  # fmt: skip
+            "showarrow": False, "font": {"size": 10}}
     return {"shapes": [shape], "annotations": [note]}

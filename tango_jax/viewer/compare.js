@@ -91,8 +91,8 @@ function renderCompare(box, entries, total, context) {
   const what =
     context.as === "group"
       ? "The samples of this group, the highest reward first"
-      : "All that this report holds of this problem, by run and turn";
-  const part = `: ${entries.length} of ${total}, evenly, the first and the last among them.`;
+      : "All rollouts of this problem in this report, by run and turn";
+  const part = `: ${entries.length} of ${total}, spread evenly, with the first and the last.`;
   const note = entries.length < total ? part : ".";
   const columns = entries.map((entry) => compareColumn(entry, context));
   box.replaceChildren(

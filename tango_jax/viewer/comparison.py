@@ -48,7 +48,7 @@ OVERLAYS = (
     ("Verdicts that are INVALID", "In the verifier's turns.", "verifier/rate_invalid", VERIFIER, True),
     ("Generator: response length", "Mean number of sampled tokens.", "generator/length_mean", GENERATOR, False),
     ("Verifier: response length", "Mean number of sampled tokens.", "verifier/length_mean", VERIFIER, False),
-)  # fmt: skip
+)
 
 
 class Line(NamedTuple):
@@ -83,7 +83,7 @@ def _tells(key: str, arms: Sequence[str], settings: Sequence[dict[str, str]]) ->
 
 def warnings(lines: Sequence[Line], as_seed: Collection[str] = ()) -> list[str]:
     told = [text for line in lines for text in (*_equal_seeds(line, as_seed), *_other_starts(line, as_seed),
-                                                *_other_weights(line))]  # fmt: skip
+                                                *_other_weights(line))]
     return told + _other_sources([run for line in lines for run in line.runs])
 
 
@@ -93,7 +93,7 @@ def _equal_seeds(line: Line, as_seed: Collection[str]) -> list[str]:
 
     return [f"{_names(runs)} have equal settings and the same seed ({', '.join(seed)}): the line {line.label} counts "
             "one draw several times; leave out all but one of them"
-            for (seed, _), runs in _grouped(line.runs, draw_of).items() if len(runs) > 1]  # fmt: skip
+            for (seed, _), runs in _grouped(line.runs, draw_of).items() if len(runs) > 1]
 
 
 def _other_starts(line: Line, as_seed: Collection[str]) -> list[str]:
@@ -104,7 +104,7 @@ def _other_starts(line: Line, as_seed: Collection[str]) -> list[str]:
             continue
         by_start = _grouped(line.runs, lambda run, key=key: on_one_line(_start(run, key)) or "empty")
         told = "; ".join(f"{start} in {_names(runs)}" for start, runs in by_start.items())
-        found.append(f"the runs of the line {line.label} differ in {key}, so that its mean is not over seeds alone "
+        found.append(f"the runs of the line {line.label} differ in {key}, so its mean is not over seeds alone "
                      f"({told}): leave out all but those with the same start, or add --as_seed={key}")
     return found
 
@@ -116,7 +116,7 @@ def _other_weights(line: Line) -> list[str]:
     by_place = _grouped(by_weights, lambda key: key[1:])
     return [f"the runs of the line {line.label} name the same checkpoints, which held different weights "
             f"({'; '.join(_names(by_weights[key]) for key in keys)}): leave out all but those with the same weights"
-            for keys in by_place.values() if len(keys) > 1]  # fmt: skip
+            for keys in by_place.values() if len(keys) > 1]
 
 
 def _other_sources(runs: Sequence[Run]) -> list[str]:
@@ -127,7 +127,7 @@ def _other_sources(runs: Sequence[Run]) -> list[str]:
     if len(by_source) < 2:
         return []
     told = "; ".join(f"{source} in {_names(runs)}" for source, runs in by_source.items())
-    return [f"the runs were made with different source code of tango_jax ({told}): if a change of it concerns the "
+    return [f"the runs were made with different source code of tango_jax ({told}): if the change concerns the "
             "method, leave out all but those with the same source"]
 
 
@@ -156,7 +156,7 @@ def _compared(run: Run, as_seed: Collection[str]) -> dict[str, str]:
     files = {f"{key} file": json.dumps(digest[:8]) for key, digest in method_digests(run.provenance).items()}
     items = [(key, float(value) if type(value) is int else value) for key, value in sorted(run.settings.items())]
     return files | {key: json.dumps(value, default=list) for key, value in items
-                    if changes_results(key) and key not in ("seed", "arm", *as_seed)}  # fmt: skip
+                    if changes_results(key) and key not in ("seed", "arm", *as_seed)}
 
 
 def _short_name(key: str, every: Sequence[str]) -> str:
@@ -247,7 +247,7 @@ def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
     kinds = "/".join(["seeds" if _have_seeds(lines) else "seed", *as_seed])
     head = ["runs", kinds, "generator step", *columns, *differing]
     body = [[*facts, *(shown[column] for column in columns), *(item.settings[key] for key in differing)]
-            for (*facts, shown), item in zip(rows, lines, strict=True)]  # fmt: skip
+            for (*facts, shown), item in zip(rows, lines, strict=True)]
     means = ": mean over seeds, with each seed in brackets" if _have_seeds(lines) else ""
     caption = f"Last evaluation that all runs of a row have, greedy{means}; and the settings that differ."
     if len({at for _, _, at, _ in rows if at}) > 1:

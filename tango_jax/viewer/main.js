@@ -103,7 +103,7 @@ function describeCount(facts, columns) {
   $("rollout-count").textContent = all;
   if (facts.dumped > columns.count) {
     const part = `${all} of the ${facts.dumped.toLocaleString("en")} dumped rollouts are in this file`;
-    const rest = "evenly over training, and of every evaluation the same problems";
+    const rest = "spread evenly over training, with the same problems of every evaluation";
     const note = `${part}: ${rest}. The charts use all of them; --bundle=DIR writes all.`;
     $("viewer").before(h("p", { class: "note" }, note));
   }

@@ -24,7 +24,7 @@ FLAGS = {  # filter of bit 0, ... -> label, and how much it misleads the generat
     "false_accept": ("false accept", 32), "false_reject": ("false reject", 16), "invalid": ("INVALID", 8),
     "misaligned": ("misaligned", 2), "truncated": ("truncated", 1), "misjudged": ("misjudged step", 4),
     "wrong_steps": ("right verdict, wrong steps", 8),
-}  # fmt: skip
+}
 MEANINGS = ("false_accept", "false_reject", "invalid", "wrong_steps")  # what a verdict means
 
 
@@ -59,7 +59,7 @@ def pack_rollout(run: int, rollout: dict) -> Packed:
         "reward": round(1000 * (reward["total"] if reward else solution["is_correct"])),
     }
     texts = [problem["id"], problem["question"], problem["answer"], solution["text"],
-             *(item["text"] for item in verifications)]  # fmt: skip
+             *(item["text"] for item in verifications)]
     rest = rollout | {
         "problem": {"size": problem["size"]},
         "solution": {name: value for name, value in solution.items() if name != "text"},

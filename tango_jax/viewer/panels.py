@@ -37,7 +37,7 @@ def with_content(panels: list[dict]) -> list[dict]:
 def line(name: str, curve: Series, colour: str, style: str = "-", symbol: str = "circle") -> list[dict]:
     """A curve with a marker at every point; [] without points."""
     return [_trace(name, curve, colour, style) | {"mode": "lines+markers", "marker": {"symbol": symbol, "size": 7}}
-            ] if len(curve.x) else []  # fmt: skip
+            ] if len(curve.x) else []
 
 
 def rated(name: str, rates: Rates, colour: str, style: str = "-", symbol: str = "circle") -> list[dict]:
@@ -48,7 +48,7 @@ def rated(name: str, rates: Rates, colour: str, style: str = "-", symbol: str = 
         trace["marker"] |= {"size": np.where(is_few, 4, 7).tolist(), "opacity": np.where(is_few, 0.45, 1.0).tolist()}
         trace["error_y"] = {"type": "data", "symmetric": False, "array": _short(rates.high - rates.y),
                             "arrayminus": _short(rates.y - rates.low), "thickness": 1, "width": 0,
-                            "color": f"rgba({_rgb(colour)},0.45)"}  # fmt: skip
+                            "color": f"rgba({_rgb(colour)},0.45)"}
         trace |= _told(rates)
     return found
 
@@ -95,7 +95,7 @@ def _trace(name: str, curve: Series, colour: str, style: str) -> dict:
 def _told(rates: Rates) -> dict:
     columns = zip(rates.y, rates.low, rates.high, rates.n, strict=True)
     return {"text": [f"{y:.3f} [{low:.2f}, {high:.2f}], n = {n:,.0f}" for y, low, high, n in columns],
-            "hovertemplate": "%{text}"}  # fmt: skip
+            "hovertemplate": "%{text}"}
 
 
 def _rgb(colour: str) -> str:

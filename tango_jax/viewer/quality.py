@@ -86,7 +86,7 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
             panel("Agreement with gold steps", f"For steps with a known label, in {_whose(items)}.", steps, TURN,
                   score=True),
         ]
-    )  # fmt: skip
+    )
 
 
 def confusion_tables(items: list[Judged]) -> list[dict]:
@@ -149,7 +149,7 @@ def _matrix(caption: str, of: str, counts: dict, filters: dict[tuple[str, str], 
         for name, count in row.items():
             chosen = UNUSABLE.get(name) or filters.get((label, name))
             cells.append({"name": name, "count": count, "part": count / max(1, total), "share": _told(count, total),
-                          "link": f"only={chosen}{grade}&role={role}" if chosen else ""})  # fmt: skip
+                          "link": f"only={chosen}{grade}&role={role}" if chosen else ""})
         rows.append({"label": label, "total": total, "cells": cells})
     return {"caption": caption, "of": of, "rows": rows}
 
@@ -170,13 +170,13 @@ def _note(run: Run, items: list[Judged]) -> str:
         return "No rollouts of a verifier were dumped by this run, so some charts and tables are missing."
     settings, chosen = run.settings, ""
     if settings.get("rl.dynamic_sampling"):
-        chosen += " Dynamic sampling has chosen them: most groups whose rewards are all alike are not among them."
+        chosen += " Dynamic sampling chose them: most groups with equal rewards are missing."
     if settings.get("rl.trust") or settings.get("rl.judge", "all") != "all":
         chosen += (" In the generator's turns rl.judge and rl.trust choose which solutions are judged, some by their "
-                   "grade: the share of correct ones among them is not that of the turn.")
+                   "grade, so the share of correct solutions among them differs from the share of the turn.")
     return (
         "The fixed pool is judged greedily, so that runs can be compared. The tables, disagreements and gold steps "
         f"count the dumped rollouts of {_whose(items)}, sampled at temperature "
-        f"{run.settings['verifier.temperature']:g}. Small pale points have fewer than {FEW} cases; 95 % intervals take "
-        f"all cases as independent, and so are rather too narrow.{chosen}"
+        f"{run.settings['verifier.temperature']:g}. Small pale points have fewer than {FEW} cases. The 95 % intervals "
+        f"treat cases as independent, so they are somewhat too narrow.{chosen}"
     )

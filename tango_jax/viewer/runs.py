@@ -39,7 +39,7 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
         found = sorted(path.parent for path in settings if (path.parent / "metrics.jsonl").exists())
         if not found:
             raise ValueError(f"{folder} holds no run with metrics (config.json and metrics.jsonl): give the --workdir "
-                             f"of {typed_command('train')}, once its first turn is done, or that of "
+                             f"of {typed_command('train')}, once its first turn is done, or of "
                              f"{typed_command('ablate')}")
         workdirs += [workdir for workdir in found if workdir not in workdirs]
     common = workdirs[0].parent if len(workdirs) == 1 else Path(os.path.commonpath(workdirs))

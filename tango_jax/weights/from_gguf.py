@@ -120,7 +120,7 @@ def _pairs_to_halves(w: np.ndarray, head_dim: int) -> np.ndarray:
 def _check_tensors(file: GgufFile, config: ModelConfig) -> None:
     found = {name: _shape(tensor) for name, tensor in file.tensors.items() if name != _ROPE_FACTORS}
     wanted = {_NAMES[path].format(layer): shape
-              for path, layer, shape in hf_layout.stored_tensors(config).values()}  # fmt: skip
+              for path, layer, shape in hf_layout.stored_tensors(config).values()}
     _, problems = tensor_problems(found, wanted)
     if problems:
         raise ValueError(f"{file.path} does not match the config ({problems}): create the config with "
@@ -200,7 +200,7 @@ def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling | None:
             return scaling
     raise ValueError(
         f"{file.path}: the {factors.size} factors in {_ROPE_FACTORS} ({factors.min():g} to {factors.max():g}) are "
-        "not those of Llama-3's rope scaling, the only one supported: choose another model"
+        "not Llama-3's rope scaling, the only one supported: choose another model"
     )
 
 

@@ -252,7 +252,7 @@ def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredT
     expected = {name: shape for name, (_, _, shape) in hf_layout.stored_tensors(config).items()}
     head = LAYOUTS["head"].name  # with a tied head, a second copy of the embedding
     found = {name: tensor.shape for name, tensor in tensors.items()
-             if not _LEFTOVERS.fullmatch(name) and not (config.tied_head and name == head)}  # fmt: skip
+             if not _LEFTOVERS.fullmatch(name) and not (config.tied_head and name == head)}
     missing, problems = tensor_problems(found, expected)
     if problems:
         hint = "the weights and config.json do not belong together"
@@ -278,7 +278,7 @@ def _check_tied_head(folder: Path, config: ModelConfig, tensors: dict[str, Store
             difference = f"row {start + int(is_other.argmax())} of {count} differs"
             break
     if difference:
-        raise ValueError(f"{folder}: {names[0]} is not the embedding that tie_word_embeddings=true says it is "
+        raise ValueError(f"{folder}: tie_word_embeddings=true, but {names[0]} differs from the embedding "
                          f"({difference}): set it to false in config.json, or fetch the checkpoint again")
 
 

@@ -34,14 +34,14 @@ FAMILIES = {  # by config.json's `model_type`
         by_layer=("rope_base", "rope_scaling", "window"),
     ),
     "olmo2": Family("Olmo2ForCausalLM", {"qk_norm_whole": True, "norm_places": ("after",), "norm_offset": 0.0}),
-}  # fmt: skip
+}
 # Models of text and images, of which the text part is loaded: `text_config` of config.json, and tensors with a prefix
 # that differs between versions of transformers.
 TEXT_PARTS = {"gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text")}
 TEXT_PREFIX = re.compile(r"(language_model\.model|model\.language_model)\.")
 IMAGE_PART = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 _LLAMA = {field.name: field.default for field in dataclasses.fields(ModelConfig)
-          if any(field.name in family.fields for family in FAMILIES.values())}  # fmt: skip
+          if any(field.name in family.fields for family in FAMILIES.values())}
 
 
 def differences(kind: str, config: ModelConfig) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def differences(kind: str, config: ModelConfig) -> dict[str, Any]:
     found = {name: value for name, value in wanted.items() if getattr(config, name) != value}
     plain = LayerKind()
     is_other = any(getattr(layer, field.name) != getattr(plain, field.name) and field.name not in family.by_layer
-                   for layer in config.pattern for field in dataclasses.fields(LayerKind))  # fmt: skip
+                   for layer in config.pattern for field in dataclasses.fields(LayerKind))
     return found | ({"pattern": (plain,)} if is_other else {})
 
 
@@ -113,7 +113,7 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
     return {
         "V": config.vocab_size, "D": config.width, "F": config.mlp_width,
         "H": config.num_heads, "K": config.num_kv_heads, "E": config.head_dim,
-    }  # fmt: skip
+    }
 
 
 def stored_tensors(config: ModelConfig) -> dict[str, tuple[str, int | None, tuple[int, ...]]]:

@@ -23,11 +23,11 @@ MODULES = {name: LAYOUTS[f"layers/{name}"].name.split(".")[-2] for name in MATRI
 KNOWN = ("peft_type", "r", "lora_alpha", "target_modules", "init_lora_weights", "auto_mapping", "peft_version",
          "base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout", "layers_pattern",
          "loftq_config", "eva_config", "corda_config", "lora_ga_config", "megatron_config", "megatron_core",
-         "runtime_config", "ensure_weight_tying", "qalora_group_size")  # fmt: skip
+         "runtime_config", "ensure_weight_tying", "qalora_group_size")
 # Others may change what an adapter computes. Files of all peft releases have these at these values.
 PLAIN = {"use_dora": False, "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False,
          "bias": "none", "fan_in_fan_out": False, "layers_to_transform": None, "lora_bias": False,
-         "trainable_token_indices": None, "layer_replication": None}  # fmt: skip
+         "trainable_token_indices": None, "layer_replication": None}
 
 # These leave the base as it is. Others move a part of it into the adapter.
 INIT_WEIGHTS = (True, False, None, "gaussian", "eva")
@@ -51,7 +51,7 @@ def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str) 
         "inference_mode": True,
         "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": 0.0, "init_lora_weights": True,
         "target_modules": [MODULES[name] for name in lora.names], **PLAIN,
-    }  # fmt: skip
+    }
     saving = folder.with_name(f"{folder.name}{SAVING}")
     shutil.rmtree(saving, ignore_errors=True)
     saving.mkdir(parents=True)

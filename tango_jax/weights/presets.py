@@ -8,42 +8,42 @@ from tango_jax.weights.from_hf import model_config_from_json
 _QWEN2 = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "attention_dropout": 0.0,
     "use_sliding_window": False, "rms_norm_eps": 1e-06,
-}  # fmt: skip
+}
 _QWEN2_7B = _QWEN2 | {
     "num_hidden_layers": 28, "max_window_layers": 28, "hidden_size": 3584, "intermediate_size": 18944,
     "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
-}  # fmt: skip
+}
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "attention_bias": False,
     "attention_dropout": 0.0, "mlp_bias": False, "rms_norm_eps": 1e-05,
-}  # fmt: skip
+}
 _LLAMA_3_1 = _LLAMA | {
     "vocab_size": 128256, "tie_word_embeddings": False, "num_key_value_heads": 8, "max_position_embeddings": 131072,
     "rope_theta": 500000.0, "rope_scaling": {
         "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
         "rope_type": "llama3",
     },
-}  # fmt: skip
+}
 _LLAMA_3_2 = _LLAMA_3_1 | {
     "tie_word_embeddings": True, "intermediate_size": 8192,
     "rope_scaling": _LLAMA_3_1["rope_scaling"] | {"factor": 32.0},
-}  # fmt: skip
+}
 _QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "attention_dropout": 0.0,
     "attention_bias": False, "use_sliding_window": False, "rms_norm_eps": 1e-06, "vocab_size": 151936,
     "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960, "rope_theta": 1000000.0,
-}  # fmt: skip
+}
 _GEMMA3 = {
     "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh",
     "attention_bias": False, "attention_dropout": 0.0, "rms_norm_eps": 1e-06, "head_dim": 256,
     "query_pre_attn_scalar": 256, "vocab_size": 262144, "num_attention_heads": 4, "num_key_value_heads": 1,
     "sliding_window": 512, "max_position_embeddings": 32768, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
-}  # fmt: skip
+}
 _OLMO2 = {
     "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_act": "silu", "attention_bias": False,
     "attention_dropout": 0.0, "rms_norm_eps": 1e-06, "vocab_size": 100352, "tie_word_embeddings": False,
     "max_position_embeddings": 4096, "rope_theta": 500000,
-}  # fmt: skip
+}
 # Owners that republish models under the same names.
 COPIERS = ("unsloth", "mlx-community")
 _VERSION = re.compile(r"(-(instruct|it|base|pt|bf16))+$")
@@ -124,7 +124,7 @@ CONFIG_JSON = {
             "sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         },
     },
-}  # fmt: skip
+}
 
 
 def known_name(name: str) -> str | None:

@@ -42,7 +42,7 @@ class Prompting(NamedTuple):
             f"inputs = {encoded}",
             f"print(tokenizer.decode(model.generate(**inputs, max_new_tokens={self.max_new_tokens})[0], "
             "skip_special_tokens=True))",
-        ))  # fmt: skip
+        ))
 
     def write(self, folder: Path) -> None:
         fields = self._asdict()

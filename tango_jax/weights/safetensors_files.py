@@ -109,7 +109,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     with _open(file) as handle:
         stored = {name: handle.get_slice(name) for name in handle.keys()}
         return {name: StoredTensor(file, tuple(part.get_shape()), part.get_dtype(), name)
-                for name, part in stored.items()}  # fmt: skip
+                for name, part in stored.items()}
 
 
 def _read_index(file: Path) -> dict[str, str]:

@@ -30,7 +30,7 @@ MIN_POSITIONS = 4096  # of a model from scratch
 NUMERICS = (
     "param_dtype", "compute_dtype", "head_dtype", "head_precision", "remat", "unroll", "attention", "decode_attention",
     "sample_cache_dtype", "sample_weight_dtype",
-)  # fmt: skip
+)
 
 
 def fields_of(role: ConfigDict) -> dict:

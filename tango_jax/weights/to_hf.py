@@ -21,7 +21,7 @@ MAX_SHARD_BYTES = 5 * 10**9
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
+)
 _STORED_DTYPES = ("float32", "float16", "bfloat16")
 # Also in config.json, for readers that ignore generation_config.json.
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -139,7 +139,7 @@ def model_card(
         lines += ["## Evaluation", "", *([f"Of the weights {evaluated}:", ""] if evaluated else [])]
         lines += ["| name | value |", "|---|---|"]
         shown = {name: markdown_cell(value) if value and isinstance(value, str) else value
-                 for name, value in metrics.items()}  # fmt: skip
+                 for name, value in metrics.items()}
         lines += [f"| {name} | {value} |" for name, value in shown.items()] + [""]
     return "\n".join(lines)
 

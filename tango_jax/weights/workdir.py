@@ -87,8 +87,8 @@ def _check_base(directory: Path, role: str, model: ModelConfig, base: dict) -> N
     saved = meta.get("source_fingerprint", {}).get(f"{role}{BASE}") or meta.get("made_from", {}).get("base")
     # Accelerators round the scales of int8 differently.
     if saved and model.lora.base_dtype != "int8" and saved != tree_fingerprint(base):
-        raise ValueError(f"the adapters in {directory} belong to other weights than those that the run's {role} would "
-                         "start from now: put back the checkpoint that it was trained on")
+        raise ValueError(f"the adapters in {directory} were trained on other weights than the run's {role} starts "
+                         "from now: put back the checkpoint that it was trained on")
 
 
 def read_adapters(workdir: Path, role: str, model: ModelConfig, shardings: dict | None = None) -> dict:
@@ -111,8 +111,7 @@ def full_stage_one(config: ConfigDict, workdir: Path, role: str) -> Path | None:
     directory = Path(own.init_from or workdir).expanduser() / "sft" / role / "checkpoints"
     found = peek_meta(directory)
     if found is None:
-        raise ValueError(f"{directory} is gone, the stage 1 on whose result the adapters in {workdir} rest: put it "
-                         "back")
+        raise ValueError(f"{directory} is gone, and the adapters in {workdir} need this stage 1: put it back")
     return directory if found.meta["is_full"] else None
 
 

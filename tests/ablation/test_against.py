@@ -16,7 +16,7 @@ def rows() -> list:
         for arm, accuracy in (("grpo", SLOW), ("gold_steps", FAST)):
             found += run_rows(arm, accuracy, start=start, setup="one")
         found += [row._replace(sampled_tokens=2 * row.sampled_tokens, setting="trust=on", setup="two")
-                  for row in run_rows("tango", (*FAST[:-1], FAST[-1] + 0.08 * start), start=start)]  # fmt: skip
+                  for row in run_rows("tango", (*FAST[:-1], FAST[-1] + 0.08 * start), start=start)]
     return found
 
 
@@ -29,7 +29,7 @@ def test_arms_of_all_settings_are_compared_over_steps_and_over_equal_tokens():
     table, _ = compare(learning(rows()), "grpo")
     assert "mean over 2k tokens" in table  # 20 steps of 100 tokens
     assert cells(table, "grpo") == ["grpo", "2", "0.000", "0.200 (0.200 0.200)", "", "", "", "",
-                                    "0.200 (0.200 0.200)", "", "0.400", "2", ""]  # fmt: skip
+                                    "0.200 (0.200 0.200)", "", "0.400", "2", ""]
     # Over steps: (10 * 0.2 + 10 * (0.4 + 0.88) / 2) / 20 and, ending at 0.96, 0.44. Over the first 2,000 of its 4,000
     # tokens it goes from 0 to 0.4.
     tango = cells(table, "tango, trust=on †")
@@ -52,7 +52,7 @@ def test_the_figure_has_a_row_for_each_arm_and_a_panel_for_each_measure():
     assert len(names) == 3 and names[-1].endswith("trust=on")
     assert len(figure.axes) == 3
     means = [[float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() not in ("|", "None")]
-             for axes in figure.axes]  # fmt: skip
+             for axes in figure.axes]
     # Arms in the order of the table; the reference has no difference from itself.
     shown = [cells(table, name) for name in ("grpo †", "gold_steps †", "tango, trust=on")]
     assert means[0] == pytest.approx([float(row[3].split()[0]) for row in shown], abs=0.001)
@@ -74,7 +74,7 @@ def test_an_arm_with_few_of_the_references_runs_is_compared_over_these():
 
 def test_a_share_of_the_gap_says_how_many_pairs_it_is_of():
     found = [row for seed in range(6) for arm, accuracy in (("tango", FAST), ("grpo", SLOW))
-             for row in run_rows(arm, accuracy, seed=seed)]  # fmt: skip
+             for row in run_rows(arm, accuracy, seed=seed)]
     found += [row for seed in (0, 1) for row in run_rows("gold_steps", FAST[:2], seed=seed)]
     tango = cells(compare(learning(found), "grpo")[0], "tango")
     assert tango[4:8] == ["6", "20", "+0.200", "1.000 (of 2, over 10 steps)"]
@@ -103,19 +103,19 @@ def test_means_and_differences_are_over_starts_alike():
 def test_another_start_of_the_verifier_is_marked():
     found = [*run_rows("tango", FAST, generator_start="a", verifier_start="b"),
              *run_rows("fixed_verifier", FAST, generator_start="a", verifier_start="c"),
-             *run_rows("grpo", SLOW, generator_start="a", verifier_start="c")]  # fmt: skip
+             *run_rows("grpo", SLOW, generator_start="a", verifier_start="c")]
     table, _ = compare(learning(found), "tango")
     assert "| fixed_verifier † |" in table
     assert "| grpo |" in table  # asks no verifier
     table, _ = compare(learning([row._replace(verifier_start="") if row.arm == "tango" else row for row in found]),
-                       "tango")  # fmt: skip
+                       "tango")
     assert "| fixed_verifier |" in table  # a table that did not record it compares with all
 
 
 def test_other_checkpoints_before_stage_one_are_marked():
     """No start is recorded here: the weights alone tell that tango began elsewhere."""
     found = [*run_rows("tango", FAST, weights="a"), *run_rows("fixed_verifier", FAST, weights="b"),
-             *run_rows("gold_steps", FAST), *run_rows("grpo", SLOW, weights="b")]  # fmt: skip
+             *run_rows("gold_steps", FAST), *run_rows("grpo", SLOW, weights="b")]
     table, _ = compare(learning(found), "grpo")
     assert "| tango † |" in table and "| fixed_verifier |" in table
     assert "| gold_steps |" in table  # a table that did not record it compares with all
@@ -132,7 +132,7 @@ def test_another_setting_is_marked_unless_the_table_tells_that_it_is_none():
 @pytest.mark.parametrize("against, told", [
     ("nobody", "--against=nobody names none of the arms and settings: choose one of grpo, gold_steps, tango:trust=on"),
     ("tango:trust=off", "--against=tango:trust=off names none"),
-])  # fmt: skip
+])
 def test_a_reference_that_is_not_there_is_refused(against, told):
     with pytest.raises(ValueError, match=told):
         compare(learning(rows()), against)

@@ -47,10 +47,10 @@ def test_all_figures_are_drawn(tmp_path):
     assert sorted(path.name for path in files) == sorted([
         "curves_last_letter_words=4.png", "curves_last_letter_words=16.png",
         "curves_last_letter_words=16,verifier=weak.png", "curves_last_letter_words=16,alpha=constant.png",
-    ])  # fmt: skip
+    ])
     # With a panel for what the method is ahead of the baseline, where both are there.
     assert {path.name for path in files if png_size(path)[0] == 1500} == {
-        "curves_last_letter_words=4.png", "curves_last_letter_words=16.png"}  # fmt: skip
+        "curves_last_letter_words=4.png", "curves_last_letter_words=16.png"}
     assert {png_size(path)[0] for path in files} == {1200, 1500}
 
 
@@ -62,14 +62,14 @@ def test_all_figures_are_drawn(tmp_path):
     ([row._replace(setting=f"words={words}", task=r"a b/c.py:make") for words in (1, 2) for row in
       run_rows("my_arm", NEVER, verifier_step_f1=None)],
      ["curves_c.py_make_words=1.png", "curves_c.py_make_words=2.png"]),
-], ids=["nothing", "one point", "one run", "unknown"])  # fmt: skip
+], ids=["nothing", "one point", "one run", "unknown"])
 def test_figures_are_drawn_whatever_is_missing(tmp_path, rows, names):
     assert [path.name for path in draw_figures(rows, tmp_path)] == names
 
 
 def lines_of(axes, label=None) -> list:
     return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines
-            if label is None or line.get_label() == label]  # fmt: skip
+            if label is None or line.get_label() == label]
 
 
 def test_curves_over_steps_and_tokens(drawn, tmp_path):
@@ -80,7 +80,7 @@ def test_curves_over_steps_and_tokens(drawn, tmp_path):
     assert lines_of(tokens)[0][1][-1] == pytest.approx(0.9)
     assert drawn["curves_last_letter.png"].get_suptitle().startswith("last_letter: 1 start (3), 1 seed (0)\n")
     assert [text.get_text() for text in drawn["curves_last_letter.png"].legends[0].get_texts()] == [
-        "GRPO (no verifier) (1 run)"]  # fmt: skip
+        "GRPO (no verifier) (1 run)"]
 
 
 def test_a_panel_says_what_the_method_is_ahead(drawn, tmp_path):

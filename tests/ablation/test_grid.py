@@ -53,7 +53,7 @@ def test_values_of_a_key_name_a_folder():
 
 def test_an_empty_label_adds_nothing_and_a_cell_may_have_its_own_arms_and_seeds():
     grid = {"alpha": {"": {}, "none": {"rl.alpha_schedule": "none", "ablation.arms": ["tango"],
-                                       "ablation.seeds": (7,)}}}  # fmt: skip
+                                       "ablation.seeds": (7,)}}}
     plain, other = make_cells(tiny(grid, "ablation.seeds=(0, 1)"))
     assert (plain.name, other.name, other.setting) == ("", "alpha=none", "alpha=none")
     assert plain.config.ablation.seeds == (0, 1) and len(plain.config.ablation.arms) > 1
@@ -62,17 +62,17 @@ def test_an_empty_label_adds_nothing_and_a_cell_may_have_its_own_arms_and_seeds(
 
 def test_cells_share_a_stage_one_where_nothing_that_it_depends_on_differs():
     grid = {"words": WORDS, "verifier": {"weak": {"verifier.sft.steps": 6}, "same": {}, "strong":
-            {"verifier.sft.steps": 9}}, "task.data_seed": [0, 1]}  # fmt: skip
+            {"verifier.sft.steps": 9}}, "task.data_seed": [0, 1]}
     stage_ones = {cell.name: cell.stage_one for cell in make_cells(tiny(grid))}
     assert set(stage_ones.values()) == {f"verifier={verifier},data_seed={seed}"
-                                        for verifier in ("weak", "strong") for seed in "01"}  # fmt: skip
+                                        for verifier in ("weak", "strong") for seed in "01"}
     assert stage_ones["words=2,verifier=same,data_seed=1"] == "verifier=weak,data_seed=1"
 
 
 def test_adapters_share_a_stage_one_that_trains_all_parameters():
     def adapters(rank: int, is_full: bool) -> dict:
         return {f"{role}.{key}": value for role in ROLES
-                for key, value in (("model.lora.rank", rank), ("sft.full", is_full))}  # fmt: skip
+                for key, value in (("model.lora.rank", rank), ("sft.full", is_full))}
 
     def stage_ones(is_full: bool) -> list[str | None]:
         labels = {"full": {}, "2": adapters(2, is_full), "1": adapters(1, True)}
@@ -85,7 +85,7 @@ def test_adapters_share_a_stage_one_that_trains_all_parameters():
 @pytest.mark.parametrize("grid, folder", [({}, ""), ({"task.data_seed": [3]}, "stage_one/shared")])
 def test_one_policy_has_a_stage_one_of_its_own(tmp_path, grid, folder):
     (two,), one = (make_plan(tiny(grid, f"ablation.arms={arms}", "ablation.seeds=(0,)"), tmp_path).runs
-                   for arms in (("tango",), ("self_verify", "no_labels")))  # fmt: skip
+                   for arms in (("tango",), ("self_verify", "no_labels")))
     name = folder.rpartition("/")[2] or "shared"
     assert two.stage_one.folder == tmp_path / folder and not load_arm(two.stage_one.config.arm).is_one_policy
     assert {run.stage_one.folder for run in one} == {tmp_path / "stage_one" / f"{name},one_policy"}
@@ -95,7 +95,7 @@ def test_one_policy_has_a_stage_one_of_its_own(tmp_path, grid, folder):
 
 def test_arms_whose_stage_one_differs_are_no_pairs(tmp_path):
     settings = {"task.data_seed": [3]}, "ablation.arms=('tango', 'grpo', 'self_verify')", "ablation.seeds=(0,)"
-    with pytest.raises(ValueError, match=r"cell data_seed=3: ablation\.arms: tango and self_verify do not learn"):
+    with pytest.raises(ValueError, match=r"cell data_seed=3: ablation\.arms: tango and self_verify learn different"):
         make_plan(tiny(*settings), tmp_path)
     # Where all arms are one policy, they start alike, with the stage 1 of the settings themselves.
     runs = make_plan(tiny(*settings, "verifier.adapter=generator"), tmp_path).runs
@@ -112,7 +112,7 @@ def test_problems_that_need_other_symbols_need_another_stage_one():
 
 def test_roles_that_start_elsewhere_have_no_stage_one():
     grid = {"start": {name: {"generator.init_from": name, "verifier.init_from": name, "task.data_seed": seed}
-                      for name, seed in (("a", 1), ("b", 2))}}  # fmt: skip
+                      for name, seed in (("a", 1), ("b", 2))}}
     cells = make_cells(tiny(grid))
     assert [cell.name for cell in cells] == ["start=a", "start=b"]
     assert {(cell.stage_one, cell.setting) for cell in cells} == {(None, "")}
@@ -138,7 +138,7 @@ def other_value(key: str, value):
     """Another value of a setting that is as good; None: leave it."""
     named = {"arm": "grpo", "rl.alpha_schedule": "linear", "rl.prompts_per_step": 8, "rl.samples_per_prompt": 4,
              "task.rl_words": (1, 1), "task.rl_letters": (3, 3), "task.test_words": (2, 2), "task.test_letters": (2, 2),
-             "generate.samples": 2, "alarms.steps_high": 2.0}  # fmt: skip
+             "generate.samples": 2, "alarms.steps_high": 2.0}
     if key in named:
         return named[key]
     if key.endswith(("algorithm", "aggregation", "kl_kind")):
@@ -162,12 +162,12 @@ def trained(config, folder) -> dict[str, str]:
 
 MISTAKES = [
     ({"task.rl_wordz": [(1, 1)]}, r"\['task\.rl_wordz'\]: unknown config key; did you mean task\.rl_words\?"),
-    ({"words": [1]}, r"\['words'\]: unknown config key.*an axis with a name of its own maps labels to settings"),
+    ({"words": [1]}, r"\['words'\]: unknown config key.*an axis with another name maps labels to settings"),
     ({"rl": [1]}, r"\['rl'\]: unknown config key"),
     ({"rl.gamma": 0.5}, r"\['rl\.gamma'\]=0\.5 must be a list of values"),
     ({"rl.gamma": []}, r"\['rl\.gamma'\] is empty: give it values, or take it out"),
     ({"rl.gamma": [0.5, 0.5]}, r"names a value twice: take it out"),
-    ({"generator.init_from": ["a/b"]}, r"value 'a/b' makes no name of a folder; give it a label"),
+    ({"generator.init_from": ["a/b"]}, r"value 'a/b' cannot name a folder; give it a label"),
     ({"words": {}}, r"\['words'\] is empty"),
     ({"a/b": {"x": {}}}, r"\['a/b'\]: the name of an axis consists of letters"),
     ({"words": {"a=b": {}}}, r"label 'a=b' must be a text of letters"),
@@ -178,12 +178,12 @@ MISTAKES = [
     ({"words": {"4": {4: 4}}}, r"cell words=4: unknown config key 4"),
     ({"rl.gamma": ["high"]}, r"cell gamma=high: rl\.gamma='high' must be of type float, like its default 0\.8"),
     ({"arm": ["grpo"]}, r"\['arm'\] sets 'arm': name the arms in ablation\.arms"),
-    ({"ablation.workers": [1, 2]}, r"sets 'ablation\.workers': of these settings a cell may only have its own"),
-    ({"rl.gamma": [0.5], "gamma": {"a": {}}}, r"two axes of the name gamma: rename one"),
+    ({"ablation.workers": [1, 2]}, r"sets 'ablation\.workers': a cell may set only ablation"),
+    ({"rl.gamma": [0.5], "gamma": {"a": {}}}, r"two axes named gamma: rename one"),
     ({"rl.gamma": [0.5], "x": {"a": {"rl.gamma": 0.5}}}, r"\['x'\] sets 'rl\.gamma', and so does the axis 'gamma'"),
-    ({"seed": [0, 1]}, r"the cells seed=0 and seed=1 are both the start with task\.data_seed=0 of one setting"),
-    ({"words": {"x" * 250: {}}}, r"256 characters are more than the 200"),
-]  # fmt: skip
+    ({"seed": [0, 1]}, r"the cells seed=0 and seed=1 have the same setting and the same start, task\.data_seed=0"),
+    ({"words": {"x" * 250: {}}}, r"has 256 characters, and a folder's name may have 200"),
+]
 
 
 @pytest.mark.parametrize("grid, message", MISTAKES, ids=[re.sub(r"\W+", "_", str(grid))[:50] for grid, _ in MISTAKES])
@@ -200,7 +200,7 @@ def test_a_mistake_in_a_grid_is_named(grid, message):
     ({"x": {"a": {"ablation.arms": ("grpo", "none")}}}, r"cell x=a: ablation\.arms='none' is not one of tango"),
     ({"x": {"a": {"ablation.seeds": (0, 0)}}}, r"cell x=a: ablation\.seeds=\(0, 0\) names one twice"),
     ({"rl.gamma": [0.5, -1]}, r"cell gamma=-1: rl\.gamma=-1\.0 must"),
-])  # fmt: skip
+])
 def test_every_cell_is_validated_and_the_mistaken_one_named(tmp_path, grid, message):
     with pytest.raises(ValueError, match=message):
         make_plan(tiny(grid), tmp_path / "new")
@@ -214,7 +214,7 @@ def test_the_plan_completes_all_cells_of_a_seed_first(tmp_path):
         "words=1/tango/seed_5", "words=1/grpo/seed_5", "words=2/tango/seed_5", "words=2/grpo/seed_5",
         "words=3/grpo/seed_5",
         "words=1/tango/seed_6", "words=1/grpo/seed_6", "words=2/tango/seed_6", "words=2/grpo/seed_6",
-    ]  # fmt: skip
+    ]
     run = plan.runs[1]
     assert run.folder == tmp_path / "words=1" / "grpo" / "seed_5"
     assert (run.config.arm, run.config.seed, run.config.task.rl_words) == ("grpo", 5, (1, 1))
@@ -257,10 +257,10 @@ def test_the_settings_of_a_run_serve_as_a_config(tmp_path):
 
 
 @pytest.mark.parametrize("text, message", [
-    ("{", r"config\.json cannot be read \("), ("[1]", r"config\.json holds \[1\], and not the settings of a run"),
+    ("{", r"config\.json cannot be read \("), ("[1]", r"config\.json holds \[1\], not the settings of a run"),
     ('{"sed": 1}', r"config\.json has settings that this version does not know \(sed=1\): use the version"),
     ('{"seed": "1"}', r"config\.json: seed='1' must be of type int"),
-])  # fmt: skip
+])
 def test_settings_that_cannot_be_read_are_named(tmp_path, text, message):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=message) as error:

@@ -20,7 +20,7 @@ def experiment(seeds: int, starts: tuple[int, ...] = (3,)) -> list:
                 tokens = 3 if arm == "tango" else 1
                 rows += [row._replace(sampled_tokens=tokens * row.sampled_tokens,
                                       verifier_step_f1=0.5 + 0.02 * row.generator_step if arm == "tango" else 0.5)
-                         for row in run_rows(arm, moved, start=start, seed=seed)]  # fmt: skip
+                         for row in run_rows(arm, moved, start=start, seed=seed)]
     return rows
 
 
@@ -45,7 +45,7 @@ def test_means_of_few_runs_are_over_the_starts_as_differences_are():
     """Three seeds from one start and one from another: means of runs would be 0.15 and 0, and the difference 0.225."""
     rows = [row for start, seed, gain in ((1, 0, 0.1), (1, 1, 0.1), (1, 2, 0.1), (2, 0, 0.5))
             for row in (*run_rows("tango", (0.0, gain, gain), start=start, seed=seed, verifier_step_f1=gain),
-                        *run_rows("grpo", (0.0, 0.0, 0.0), start=start, seed=seed))]  # fmt: skip
+                        *run_rows("grpo", (0.0, 0.0, 0.0), start=start, seed=seed))]
     summary = summarize(rows)
     tango = cells(summary, "tango")
     assert tango[2:4] == ["0.225 (0.07, 0.07, 0.07, 0.38)", "0.300 (0.10, 0.10, 0.10, 0.50)"]
@@ -55,7 +55,7 @@ def test_means_of_few_runs_are_over_the_starts_as_differences_are():
 
 def test_steps_of_few_runs_are_over_the_starts_too():
     rows = [row for start, seed, steps in ((1, 0, GOLD), (1, 1, GOLD), (1, 2, GOLD), (2, 0, (0.0, 0.4, 0.8)))
-            for row in run_rows("grpo", steps, start=start, seed=seed)]  # fmt: skip
+            for row in run_rows("grpo", steps, start=start, seed=seed)]
     assert cells(summarize(rows), "grpo")[5] == "15.0 (10.0, 10.0, 10.0, 20.0)"
 
 
@@ -96,7 +96,7 @@ def test_settings_have_a_section_each_with_their_start():
     summary = summarize(rows)
     assert [line for line in summary.splitlines() if line.startswith("## ")] == [
         "## last_letter, words=4: 1 start (3), 1 seed (0)", "## last_letter, words=8: 1 start (3), 1 seed (0)"
-    ]  # fmt: skip
+    ]
     assert "Start: greedy accuracy 0.000, verifier step F1 on the fixed pool 0.500" in summary
     assert "; 3 % of the solutions of the first generator turn are right." in summary
     nearly_all = [row._replace(sampled_accuracy=0.998) for row in experiment(1)]
@@ -107,7 +107,7 @@ def test_settings_have_a_section_each_with_their_start():
 def test_the_sampled_verifier_is_followed_from_first_to_last():
     rows = [evaluation(0, 0.1, arm="tango", turn=0),
             *(evaluation(step, 0.1, arm="tango", turn=step + 5, verifier_live_step_f1=0.5 + 0.01 * step)
-              for step in (0, 10, 30))]  # fmt: skip
+              for step in (0, 10, 30))]
     assert cells(summarize(rows), "tango")[-1] == "0.500 to 0.800: +0.300"
 
 
@@ -136,7 +136,7 @@ def test_a_level_that_both_arms_begin_at_has_no_ratio():
     rows = [row for arm in ("tango", "grpo") for seed in range(2) for row in run_rows(arm, (0.9, 0.95, 1.0), seed=seed)]
     assert cells(summarize(rows), "tango / grpo")[3:5] == ["both begin there"] * 2
     apart = [row for seed in range(2) for row in (*run_rows("tango", (0.9, 0.95, 1.0), seed=seed),
-                                                  *run_rows("grpo", (0.1, 0.5, 0.9), seed=seed))]  # fmt: skip
+                                                  *run_rows("grpo", (0.1, 0.5, 0.9), seed=seed))]
     assert cells(summarize(apart), "tango / grpo")[3:5] == ["the first begins there"] * 2
 
 
@@ -160,7 +160,7 @@ def test_a_share_says_over_which_steps_it_is_where_the_bound_is_shorter():
 
 def test_arms_that_differ_in_other_settings_are_named():
     rows = [*run_rows("tango", METHOD, method="aa"), *run_rows("grpo", BASELINE, method="bb"),
-            *run_rows("gold_steps", GOLD, method="aa"), *run_rows("my_arm", GOLD)]  # fmt: skip
-    assert "Other settings differ as well, such as a schedule, a reward, a loss or a learning rate, between tango, " \
-        "gold_steps and grpo: these arms do not compare as arms." in summarize(rows)
-    assert "Other settings" not in summarize([row._replace(method="aa") for row in rows])
+            *run_rows("gold_steps", GOLD, method="aa"), *run_rows("my_arm", GOLD)]
+    assert "tango, gold_steps and grpo also differ in other settings, such as a schedule, a reward, a loss or a " \
+        "learning rate: do not compare them as arms." in summarize(rows)
+    assert "also differ in other settings" not in summarize([row._replace(method="aa") for row in rows])

@@ -20,7 +20,7 @@ needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason
 @needs_affinity
 @pytest.mark.parametrize("cores, count, expected", [
     ({0, 1}, 2, [{0}, {1}]), ({2, 3, 5, 8, 9}, 2, [{2, 3}, {5, 8, 9}]), ({4, 7}, 1, [{4, 7}]),
-])  # fmt: skip
+])
 def test_workers_share_the_cores_of_the_process(monkeypatch, cores, count, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
     assert [cores_of(worker, count) for worker in range(count)] == expected

@@ -69,7 +69,7 @@ def test_overrides_take_the_type_of_the_default(small):
         "generator.use_chat=false", "verifier.use_chat=TRUE", "verifier.row_buckets=(2,4)",
         "generator.prompt_buckets=[8, 16]",
         "verifier.cache_buckets=()", "ablation.arms=('tango','grpo')", "compile_cache=", "generator.sft.optimizer.lr=1",
-    ])  # fmt: skip
+    ])
     assert config.seed == 7
     assert config.rl.gamma == 1.0 and isinstance(config.rl.gamma, float)
     assert (config.rl.alpha_final, config.rl.generator_steps, config.arm) == (0.002, 12, "grpo")
@@ -115,7 +115,7 @@ def test_an_override_may_hold_an_equals_sign(small):
     ("=1", r"unknown config key ''"),
     ("generator.row_buckets=8", r"must be of type tuple, like its default \(4, 8\)"),
     ("generator.row_buckets=8 16", r"must be of type tuple"),
-])  # fmt: skip
+])
 def test_a_mistaken_override_says_what_is_wrong(small, override, message):
     with pytest.raises(ValueError, match=message):
         load_config(small, [override])
@@ -125,8 +125,8 @@ def test_a_mistaken_override_says_what_is_wrong(small, override, message):
     ("x = 1", r"has no function get_config\(\)"),
     (SMALL.replace("config.seed", "config.sed"), "sed"),
     (SMALL.replace("int(argument or 0)", "argument"), "seed"),  # text where a number belongs
-    ("def get_config():\n    return 1", r"get_config returned 1, and not a ConfigDict"),
-])  # fmt: skip
+    ("def get_config():\n    return 1", r"get_config returned 1, not a ConfigDict"),
+])
 def test_a_mistaken_config_file_is_named(tmp_path, text, message):
     path = tmp_path / "mistaken.py"
     path.write_text(text)
@@ -150,13 +150,13 @@ def test_the_config_is_locked(small):
 
 MISTAKES = [
     ("arm=tangos", r"arm='tangos' is not one of tango, grpo, fixed_verifier,"),
-    ("arm=tnago", r"arm='tnago' is not one of .* \(did you mean tango\?\); one of your own is FILE\.py:name"),
-    ("generator.loss.algorithm=grop", r"'grop' is not one of grpo, .* \(did you mean grpo\?\); one of your own is"),
+    ("arm=tnago", r"arm='tnago' is not one of .* \(did you mean tango\?\); your own arm is FILE\.py:name"),
+    ("generator.loss.algorithm=grop", r"'grop' is not one of grpo, .* \(did you mean grpo\?\); your own algorithm is"),
     ("rl.samples_per_prompt=1",
-     r"generator\.loss\.algorithm=grpo compares the responses to a prompt, and rl\.samples_per_prompt=1 leaves one"),
+     r"generator\.loss\.algorithm=grpo compares the responses to a prompt, and rl\.samples_per_prompt=1 gives only"),
     ("rl.samples_per_prompt=1 verifier.loss.algorithm=rloo", r"verifier\.loss\.algorithm=rloo compares .* raise it to"),
     ("generator.loss.algorithm=own.py:mine generator.loss.step_norm=minimum",
-     r"step_norm=minimum is a form of grpo, .* generator\.loss\.algorithm=own\.py:mine has another"),
+     r"step_norm=minimum works with grpo, .* not with generator\.loss\.algorithm=own\.py:mine: set"),
     ("task.name=sums", r"task\.name='sums' is not one of last_letter"),
     ("task.sft_words=(0,2)", r"task\.sft_words=\(0, 2\): 0 must be at least 1"),
     ("task.rl_letters=(3,2)", r"task\.rl_letters=\(3, 2\) must be \(low, high\) with 1 <= low <= high"),
@@ -167,7 +167,7 @@ MISTAKES = [
     ("task.claim_noise=1.5", r"task\.claim_noise=1\.5 must lie between"),
     ("task.reading_error=-0.1", r"task\.reading_error=-0\.1 must lie between"),
     ("compare_with=none.csv", r"compare_with: none\.csv cannot be read \(No such file or directory\): name the CSV"),
-    ("arm=fixed_verifier_warm rl.warmup_steps=0", r"rl\.warmup_steps=0 leaves none: raise it, or choose an arm"),
+    ("arm=fixed_verifier_warm rl.warmup_steps=0", r"rl\.warmup_steps=0 has none: raise it, or choose an arm"),
     ("arm=fixed_generator rl.warmup_steps=0 rl.generator_steps=2", r"arm=fixed_generator has no turn with rl\.warmup_"),
     ("rl.alpha_schedule=signal rl.dynamic_sampling=2", r"signal follows the share of groups whose answers are all r"),
     ("rl.practice=half_right rl.dynamic_sampling=2", r"half_right counts right answers, and rl\.dynamic_sampling=2 dr"),
@@ -185,14 +185,14 @@ MISTAKES = [
     ("rl.alpha_final=0.0", r"cannot start or end at 0 \(alpha_initial=0\.1, alpha_final=0\.0\): use .*=linear"),
     ("eval.pool=0", r"eval\.pool=0 must be at least 1"),
     ("generate.samples=0", r"generate\.samples=0 must lie between 1 and 1024"),
-    ("generate.samples=3", r"row_buckets=\(4, 8\) .* generate\.samples=3: choose one, as samples of a"),
+    ("generate.samples=3", r"row_buckets=\(4, 8\) must end in a multiple of generate\.samples=3: samples of a"),
     ("generate.temperature=-0.1", r"temperature=-0\.1 must be 0, or lie between 1e-06 and 1000000\.0; 0 is greedy"),
     ("generator.top_p=0.0", r"generator\.top_p=0\.0 must be above 0\.0 and at most 1\.0"),
     ("generate.problems=-1", r"generate\.problems=-1 must be at least 0"),
     ("checkpoint.keep=0", r"checkpoint\.keep=0 must be at least 1"),
     ("rollouts.every=-1", r"rollouts\.every=-1 must be at least 0"),
     ("ablation.arms=('tango','none')", r"ablation\.arms='none' is not one of tango,"),
-    ("ablation.arms=('a.py:mine','b.py:mine')", r"has two arms of one name, which is that of their folder: rename one"),
+    ("ablation.arms=('a.py:mine','b.py:mine')", r"has two arms with the same name, .* folder: rename one"),
     ("generator.template=maths", r"generator\.template='maths' is neither one of math, plain, last_letter nor a file"),
     ("generator.model.remat=some", r"generator\.model\.remat='some' is not one of none, dots, full"),
     ("verifier.model.attention=flash", r"verifier\.model\.attention='flash' is not one of auto, xla, cudnn, splash"),
@@ -203,9 +203,9 @@ MISTAKES = [
     ("generator.model.sample_cache_dtype=int4",
      r"generator\.model\.sample_cache_dtype='int4' is not one of \(empty\), int8"),
     ("verifier.model.sample_weight_dtype=int8 verifier.loss.importance_cap=0",
-     r"verifier\.model\.sample_weight_dtype=int8 makes .* verifier\.loss\.importance_cap=0 corrects for nothing"),
+     r"verifier\.model\.sample_weight_dtype=int8 makes .* verifier\.loss\.importance_cap=0 does not correct for this"),
     ("verifier.model.compute_dtype=float16",
-     r"verifier\.model\.compute_dtype='float16' is not one of float32, bfloat16: float16 would need loss scaling"),
+     r"verifier\.model\.compute_dtype='float16' is not one of float32, bfloat16: float16 needs loss scaling"),
     ("generator.mesh.grad_reduce_dtype=float16",
      r"generator\.mesh\.grad_reduce_dtype='float16' is not one of float32, bfloat16: "),
     ("verifier.model.num_layers=0", r"verifier\.model\.num_layers=0 must be at least 1"),
@@ -269,32 +269,32 @@ MISTAKES = [
     ("verifier.sft.start=generator verifier.checkpoint=a/b", r"needs model and checkpoint of both roles to be the"),
     ("rl.trust=(0.4,)", r"rl\.trust=\(0\.4,\) must be two F1 scores that ascend, such as \(0\.4, 0\.55\), or empty"),
     ("rl.trust=(1,0)", r"rl\.trust=\(1\.0, 0\.0\) must be two F1 scores that ascend"),
-    ("rl.warmup_until=0.5", r"rl\.warmup_until=0\.5 is a trust in the verifier, and rl\.trust=\(\) measures none: set"),
+    ("rl.warmup_until=0.5", r"rl\.warmup_until=0\.5 waits for trust in the verifier, and rl\.trust=\(\) does not"),
     ("rl.trust=(8,14)", r"rl\.trust=\(8\.0, 14\.0\): 8\.0 must lie between 0\.0 and 1\.0"),
     ("generator.model.lora.rank=4", r"generator\.model\.lora\.rank=4 puts adapters on a model of random weights"),
-    ("generator.adapter=none", r"generator\.adapter=none needs generator\.model\.lora\.rank above 0 and"),
+    ("generator.adapter=none", r"generator\.adapter=none needs generator\.model\.lora\.rank above 0, the"),
     ("generator.adapter=generator", r"generator\.adapter=generator: only the verifier can be the generator's policy"),
-    ("verifier.adapter=generator verifier.model.width=64", r"one policy, and generator and verifier differ in model"),
+    ("verifier.adapter=generator verifier.model.width=64", r"one policy, but generator and verifier differ in model"),
     ("verifier.sft.start=generator generator.sft.full=True " + " ".join(
         f"{role}.model.lora.rank=4 {role}.checkpoint=a/b {role}.sft.steps=3" for role in ("generator", "verifier")),
-     r"generator\.sft\.full=True and verifier\.sft\.full=False: the verifier's stage 1 goes on from what"),
-    ("arm=self_verify verifier.model.width=64", r"arm=self_verify makes both roles one policy, and generator and ver"),
+     r"generator\.sft\.full=True and verifier\.sft\.full=False: the verifier's stage 1 continues from the"),
+    ("arm=self_verify verifier.model.width=64", r"arm=self_verify makes both roles one policy, but generator and ver"),
     ("arm=second_try generator.max_prompt=20", r"shows the generator a solution and its verification, up to \d+ "
-     r"tokens beside the problem, and generator\.max_prompt=20: raise it"),
-    ("arm=meta_judged verifier.max_prompt=70", r"shows the verifier a solution .* verifier\.max_prompt=70: raise it"),
+     r"tokens in addition to the problem, and generator\.max_prompt=20 is too small: raise it"),
+    ("arm=meta_judged verifier.max_prompt=70", r"shows the verifier a solution .* verifier\.max_prompt=70 is too"),
     ("arm=no_labels rl.judge=failed", r"arm=no_labels labels solutions without grades, and rl\.judge=failed and"),
     ("arm=no_labels rl.trust=(0.4,0.55)",
-     r"rl\.trust=\(0\.4, 0\.55\) go by grades: set rl\.judge=all and rl\.trust=\(\)"),
+     r"rl\.trust=\(0\.4, 0\.55\) need grades: set rl\.judge=all and rl\.trust=\(\)"),
     ("arm=no_labels rl.samples_per_prompt=1 generator.loss.algorithm=reinforce_pp "
-     "verifier.loss.algorithm=reinforce_pp", r"by the answer of most samples .*samples_per_prompt=1 has one: raise"),
+     "verifier.loss.algorithm=reinforce_pp", r"by the majority answer .*samples_per_prompt=1 gives only one answer"),
     ("arm=taught_verifier verifier.loss.kl_coef=0",
-     r"has the reference policy of the verifier as its teacher, and with verifier\.loss\.kl_coef=0 there is none: set"),
+     r"uses the reference policy of the verifier as its teacher, and verifier\.loss\.kl_coef=0 removes it: set"),
     ("arm=taught_verifier verifier.top_p=0.9", r"verifier\.top_p=0\.9 and verifier\.top_k=0 leave tokens out: set"),
     ("arm=taught_verifier verifier.max_response=2097152 verifier.pack_length=2100000",
-     r"arm=taught_verifier has a teacher for up to \d+ tokens of a turn, more than 16777215: lower rl\.prompts_"),
+     r"the teacher of arm=taught_verifier would score up to \d+ tokens of a turn, more than 16777215: lower rl\.p"),
     ("rl.judge=silent rl.dynamic_sampling=1", r"judge=silent judges groups whose answers are all right or all wr"),
     ("arm=second_try generator.loss.algorithm=reinforce_pp",
-     r"groups of different sizes, which generator\.loss\.algorithm=reinforce_pp does not: choose one that c"),
+     r"groups of different sizes, and generator\.loss\.algorithm=reinforce_pp cannot: choose an algo"),
     ("rl.judge=some", r"rl\.judge='some' is not one of all, silent, failed"),
     ("task.min_steps=-1", r"task\.min_steps=-1 must be at least 0"),
     ("loggers.wandb=me/tango", r"loggers\.wandb='me/tango' is no project name: W&B allows no / in it"),
@@ -309,7 +309,7 @@ MISTAKES = [
     (f"{MATH} seed={2**32}", r"seed=4294967296 must lie between 0 and 4294967295"),
     ("task.train=rows.jsonl", r"task\.train=rows\.jsonl is not read by task\.name=last_letter, which makes"),
     (f"{MATH} task.train={ROWS / 'math500.jsonl'}",
-     r"task\.stage_one=gsm8k makes tagged steps .* of the format math: .* generator\.sft\.steps=0 .*own_problems"),
+     r"task\.stage_one=gsm8k needs worked answers .* have the format math: .* generator\.sft\.steps=0 .*own_problems"),
     (f"{MATH} task.test={ROWS / 'tagged.jsonl'}",
      r"task\.test: .*keys wanted of a row in the format math: question or"),
     (f"{MATH} task.validation=0", r"task\.validation=0 must be at least 1"),
@@ -323,13 +323,13 @@ MISTAKES = [
     (f"{MATH} task.stage_one={ROWS / 'gsm8k.jsonl'}", r"line 1: 'solution' is missing; keys found: question, answer;"),
     (f"{MATH} task.stage_one=hub:a", r"'hub:a' is not a hub id"),
     (f"{MATH} task.stage_one={ROWS / 'tagged.jsonl'} rl.prompts_per_step=1 task.validation=3",
-     r"tagged\.jsonl has 3 rows, of which task\.validation=3 are set aside"),
-]  # fmt: skip
+     r"tagged\.jsonl has 3 rows, and task\.validation=3 sets all of them aside"),
+]
 
 
 def test_text_to_imitate_from_a_file_of_its_own_takes_no_problems(small):
     assert mistakes_in(small, f"{MATH} task.stage_one={ROWS / 'tagged.jsonl'} task.validation=1 rl.prompts_per_step=7 "
-                              "generator.rows_per_micro_batch=1") == ()  # fmt: skip
+                              "generator.rows_per_micro_batch=1") == ()
 
 
 def mistakes_in(small, overrides) -> tuple[str, ...]:
@@ -358,7 +358,7 @@ def test_a_mistaken_setting_is_refused(small, overrides, message):
     f"{MATH} generator.max_prompt=9 generator.prompt_buckets=()",  # counted by the checkpoint's tokenizer, at start
     "verifier.sft.optimizer.schedule=cosine",
     "verifier.sft.start=generator", "rl.warmup_steps=0", "generator.top_k=5 generator.top_p=0.9", "rollouts.every=0",
-])  # fmt: skip
+])
 def test_settings_at_their_limits_pass(small, overrides):
     assert mistakes_in(small, overrides) == ()
 
@@ -372,7 +372,7 @@ def test_every_check_is_among_the_mistakes(small, monkeypatch):
         for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in checks
         and getattr(node.func.value, "id", "") == "mistakes"
-    }  # fmt: skip
+    }
     assert len(calls) > 30
     failed = set()  # (file, line) of the calls that found something wrong
 
@@ -390,12 +390,12 @@ def test_every_check_is_among_the_mistakes(small, monkeypatch):
     for overrides, _ in MISTAKES:
         mistakes_in(small, overrides)
     assert {call for call in calls if not any(call[0] == file and call[1] <= line <= call[2] for file, line in failed)
-            } == set()  # fmt: skip
+            } == set()
 
 
 def test_all_mistakes_are_told_at_once(small, capsys):
     wrong = ["rl.gamma=-1.0", "arm=tangos", "generator.loss.algorithm=ppo", "verifier.row_buckets=(4,7)",
-             "task.rl_words=(3,2)", "generator.template=maths", "verifier.sft.start=verifier"]  # fmt: skip
+             "task.rl_words=(3,2)", "generator.template=maths", "verifier.sft.start=verifier"]
     messages = mistakes_in(small, " ".join(wrong))
     found = {override.partition("=")[0] for override in wrong if any(override.partition("=")[0] in m for m in messages)}
     assert found == {override.partition("=")[0] for override in wrong} and len(messages) == len(wrong)
@@ -407,7 +407,7 @@ def test_all_mistakes_are_told_at_once(small, capsys):
 
 def test_mistakes_of_the_command_line_hide_none_of_the_settings(small, capsys):
     wrong = ["--nope=3", "--config.rl.generator_step=1", "--config.seed=x", "--config.arm=tangos",
-             "--config.generator.reward=own.py:f", "--workdir="]  # fmt: skip
+             "--config.generator.reward=own.py:f", "--workdir="]
     with pytest.raises(SystemExit):
         parse_command_line("train", "doc", [f"--config={small}", *wrong, "--print-config"], "runs/x")
     captured = capsys.readouterr()
@@ -553,7 +553,7 @@ def test_a_setting_that_an_earlier_version_lacked_had_its_default(small, tmp_pat
 @pytest.mark.parametrize("read", [
     lambda path, config: check_same_settings(config, path), lambda path, config: read_config(path.parent),
     lambda path, config: stored_config(str(path)),
-], ids=["resumed", "opened", "repeated"])  # fmt: skip
+], ids=["resumed", "opened", "repeated"])
 @pytest.mark.parametrize("text, message", [
     ('{"alarms.window": 5, "transcripts": 6}', r"config\.json has settings that this version does not know "
      r"\(alarms\.window=5, transcripts=6\): use the version that started the run, or begin a new one"),
@@ -561,9 +561,9 @@ def test_a_setting_that_an_earlier_version_lacked_had_its_default(small, tmp_pat
      r"does not know \(rl\.label_count_decay=0\.5\): use"),
     ('{"verifier.model.width": 128, "verifier.model.num_heads": 4, "verifier.model.head_dim": 64}',
      r"does not know \(verifier\.model\.head_dim=64\): use the version"),
-    ("[1]", r"config\.json holds \[1\], and not the settings of a run: name the workdir of a run, or its config"),
+    ("[1]", r"config\.json holds \[1\], not the settings of a run: name the workdir of a run, or its config"),
     ("{", r"config\.json cannot be read \(.*\): name the workdir of a run, or its config\.json"),
-])  # fmt: skip
+])
 def test_settings_that_this_version_cannot_have_are_named_wherever_they_are_read(small, tmp_path, read, text, message):
     """A key that is gone is not ignored: it may have had a value with which the run computed something else."""
     path = tmp_path / "config.json"
@@ -670,7 +670,7 @@ def test_one_dash_serves_for_two(small):
     ("--config=none.py", r"'none\.py' is not a Python file"),
     ("--config.rl.gama=1", r"did you mean rl\.gamma\?"),
     ("--config.rl.generator_steps=0", r"rl\.generator_steps=0 must be at least 1"),
-])  # fmt: skip
+])
 def test_a_mistake_on_the_command_line_ends_with_one_line(small, argument, message, capsys):
     with pytest.raises(SystemExit) as stopped:
         parse_command_line("train", "doc", [f"--config={small}", argument], "runs/x")

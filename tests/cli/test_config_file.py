@@ -37,8 +37,8 @@ FILES = {
                       r"mistaken\.py, line 5: .*math_7b\.py, line \d+: no published setting for 'x': write"),
     "no function": ("get_config = 3\n", r"mistaken\.py has no function get_config\(\)"),
     "nothing": ("", r"mistaken\.py has no function get_config\(\)"),
-    "no return": (f"{HEAD}def get_config(a):\n    default_config()\n", r"returned None, and not .* end it with return"),
-    "a number": ("def get_config(a):\n    return 3\n", r"mistaken\.py: get_config returned 3, and not a ConfigDict"),
+    "no return": (f"{HEAD}def get_config(a):\n    default_config()\n", r"returned None, not a .* end it with return"),
+    "a number": ("def get_config(a):\n    return 3\n", r"mistaken\.py: get_config returned 3, not a ConfigDict"),
     "empty": (f"{HEAD}def get_config(a):\n    return ConfigDict()\n", r"lacks ablation\.arms, .*: start from default"),
     "no key": (changed("del config.seed"), r"mistaken\.py: the config lacks seed: start from default_config\(\)"),
     "no group": (changed("config.rl = {}"), r"mistaken\.py: the config lacks rl\.alpha_final, "),
@@ -65,12 +65,12 @@ FILES = {
 
 @pytest.mark.parametrize("top, made, completed", [
     ("{}", "0", "0"), ("0", "{}", "0"), ("0", "0", "{}"),
-], ids=["the file", "get_config", "complete"])  # fmt: skip
+], ids=["the file", "get_config", "complete"])
 @pytest.mark.parametrize("module, name, change", [
     (tango, "solve", "setattr(tango, 'solve', len)"),
     (rewards, "VERDICTS", "setattr(rewards, 'VERDICTS', ())"),
     (registry, "SYNTHETIC['last_letter']", "registry.SYNTHETIC.update(last_letter=len)"),
-])  # fmt: skip
+])
 def test_a_config_file_replaces_nothing_in_the_package(
     tmp_path, monkeypatch, top, made, completed, module, name, change
 ):
@@ -109,7 +109,7 @@ def test_a_config_file_that_loads_itself_is_one_line(tmp_path):
     path = tmp_path / "mistaken.py"
     path.write_text("from tango_jax.train import load_config\ndef get_config():\n    return load_config('tiny')\n"
                     "load_config(__file__)\n")
-    with pytest.raises(ValueError, match=r"^.*mistaken\.py: it starts what loads this file again: put that under `if"):
+    with pytest.raises(ValueError, match=r"^.*mistaken\.py: it starts a command that loads this file again: put the "):
         load_config(str(path))
 
 
@@ -153,7 +153,7 @@ def test_the_defaults_have_their_own_keys_and_no_others():
     ("x" * 300, r"--workdir='x+\.\.\. is not a valid path \(File name too long\)"),
     ("a\0b", r"--workdir='a\\x00b' is not a valid path"),
     ("{closed}/run", r"--workdir=.*/closed/run: this user may not write into .*/closed; name another folder"),
-])  # fmt: skip
+])
 def test_a_workdir_that_cannot_be_is_refused(tmp_path, monkeypatch, folder, message):
     places = {name: tmp_path / name for name in ("file", "link", "closed")}
     places["file"].write_text("")

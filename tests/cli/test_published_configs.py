@@ -172,7 +172,7 @@ def test_learning_rates(name):
     ("qwen2_5_math_7b", 1280, (4, 609, 4 * 2049 + 2 * 2048), (4, 609, 4 * 4097 + 2 * 4096)),
     ("llama3_1_8b", 1280, (4, 609, 4 * 2049 + 2 * 2048), (4, 609, 4 * 4097 + 2 * 4096)),
     ("qwen2_5_1_5b_last_letter", 320, (1, 32, 16 * 385 + 8 * 256), (1, 32, 16 * 769 + 8 * 704)),
-])  # fmt: skip
+])
 def test_batch_arithmetic(name, rows, generator, verifier):
     config = resolved(name)
     rl = config.rl
@@ -195,7 +195,7 @@ def test_batch_arithmetic(name, rows, generator, verifier):
     ("qwen2_5_math_7b", 1, 8, [(1, 8, 1), (1, 2, 4)]), ("llama3_1_8b", 4, 8, [(1, 32, 1), (1, 8, 4)]),
     ("qwen2_5_1_5b_last_letter", 1, 1, 2 * [(1, 1, 1)]), ("qwen2_5_1_5b_last_letter", 1, 8, 2 * [(1, 8, 1)]),
     ("llama3_1_70b_teacher", 1, 8, 2 * [(1, 8, 1)]),
-])  # fmt: skip
+])
 def test_meshes_on_the_stated_hardware(name, hosts, per_host, axes_of_roles):
     config = resolved(name)
     for role, axes in zip((config.generator, config.verifier), axes_of_roles, strict=True):

@@ -43,7 +43,7 @@ def test_every_number_has_a_range_and_every_key_a_meaning():
     ("generator.loss.aggregation", losses.WEIGHT_KINDS), ("generator.loss.ratio", update.RATIO_LEVELS),
     ("generator.model.lora.targets", lora.MATRICES), ("generator.model.lora.base_dtype", lora.BASE_DTYPES),
     ("generator.sft.optimizer.schedule", ("constant", "cosine")), ("rl.alpha_schedule", schedule.ALPHA_KINDS),
-])  # fmt: skip
+])
 def test_the_choices_are_those_that_the_code_knows(name, choices):
     assert KEYS[name].allowed.texts == tuple(choices)
 
@@ -55,7 +55,7 @@ def test_what_is_not_one_of_the_choices_is_refused(tiny):
             shown = rf"{name}=\('nonsense',\): 'nonsense'" if name in NAMES else f"{name}='nonsense'"
             with pytest.raises(ValueError, match=f"^{shown} is not one of "):
                 check_values(tiny | {name: value})
-    with pytest.raises(ValueError, match="='float16' is not one of float32, bfloat16: float16 would need loss scaling"):
+    with pytest.raises(ValueError, match="='float16' is not one of float32, bfloat16: float16 needs loss scaling"):
         check_values(tiny | {"verifier.model.compute_dtype": "float16"})
 
 
@@ -104,7 +104,7 @@ def test_integers_are_not_negative_and_fit_a_device(tiny, value):
     ("generator.optimizer.lr", 1e-40, "(float32 rounds it to 0)"),  # flushed to 0
     ("verifier.sft.optimizer.b2", 1 - 1e-10, "(float32 rounds it to 1)"),  # and the bias correction to 0
     ("generator.temperature", 1e-30, "must lie between 1e-06 and "),  # logits divided by it would be infinite
-])  # fmt: skip
+])
 def test_floats_are_in_range_as_a_device_holds_them(tiny, key, value, words):
     assert words in refused(tiny, key, value)
 
@@ -117,7 +117,7 @@ def test_floats_are_in_range_as_a_device_holds_them(tiny, key, value, words):
     ("generator.sft.max_heldout_loss", -1.0, "must be at least 0.0"),
     ("generator.mesh.fsdp", 0, "must be -1, or be at least 1"),
     ("eval.problems", 2**31, f"must be at least 1 and at most {LARGEST_INT}"),
-])  # fmt: skip
+])
 def test_the_range_is_said_in_words(tiny, key, value, words):
     assert words in refused(tiny, key, value)
 
@@ -129,10 +129,10 @@ def test_elements_of_a_tuple_are_named(tiny):
 
 def test_values_at_the_ends_pass_and_those_just_beyond_are_refused(tiny):
     ends = {"seed": 2**32 - 1, "generate.temperature": 0.0, "generator.mesh.data": -1, "verifier.top_p": 1.0,
-            "rl.gamma": 100.0, "verifier.loss.kl_coef": 0.0, "generator.sft.optimizer.b2": 0.0}  # fmt: skip
+            "rl.gamma": 100.0, "verifier.loss.kl_coef": 0.0, "generator.sft.optimizer.b2": 0.0}
     assert check_values(tiny | ends) is None
     beyond = {"seed": 2**32, "generate.temperature": -1e-9, "generator.mesh.data": -2, "verifier.top_p": 1.0 + 1e-9,
-              "rl.gamma": 100.1, "verifier.loss.kl_coef": -1e-9, "generator.sft.optimizer.b2": 1.0}  # fmt: skip
+              "rl.gamma": 100.1, "verifier.loss.kl_coef": -1e-9, "generator.sft.optimizer.b2": 1.0}
     for key, value in beyond.items():
         refused(tiny, key, value)
 

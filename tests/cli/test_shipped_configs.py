@@ -55,7 +55,7 @@ def test_without_a_config_every_command_says_how_to_choose_one(command, tmp_path
             command.main(arguments)
         said = str(stopped.value)
         assert stopped.value.code == 2 and "\n" not in said
-        assert said.startswith("error: no --config is given, which says what to do: --config=")
+        assert said.startswith("error: no --config is given: --config=")
         assert all(name.rstrip(",;") in NAMES for name in re.findall(r"--config=(\S+)", said))
     with pytest.raises(SystemExit, match=r"^error: no --config .*\nerror: unknown argument .--tiny.; did you mean"):
         command.main(["--tiny"])
@@ -68,7 +68,7 @@ def test_without_a_config_every_command_says_how_to_choose_one(command, tmp_path
     ("configs/tiny.py", " (did you mean tiny?)"),  # of a checkout
     ("zzz", ""),
     ("", ""),
-])  # fmt: skip
+])
 def test_an_unknown_config_is_answered_with_the_shipped_ones(text, meant):
     with pytest.raises(SystemExit) as stopped:
         parse_command_line("train", "doc", [f"--config={text}:rloo"], "runs/x")
@@ -133,7 +133,7 @@ def test_a_config_file_takes_arguments_by_name_and_completes_what_follows(argume
     (["--config.task.data_seed=2", "--config.rl.gama=1", "--worksir=x"], [
         "unknown argument '--worksir=x'; did you mean --workdir? --help shows the usage",
         "unknown config key 'rl.gama'; did you mean rl.gamma?"]),
-])  # fmt: skip
+])
 def test_mistakes_in_such_arguments(arguments, more, messages, capsys):
     with pytest.raises(SystemExit) as stopped:
         parsed([*arguments, *more])
@@ -186,7 +186,7 @@ def test_the_two_minutes_config_does_less_than_the_quickstart():
 
     def imitated(config):
         return sum(role.sft.steps * role.sft.batch_size * role.sft.pack_length
-                   for role in (config.generator, config.verifier))  # fmt: skip
+                   for role in (config.generator, config.verifier))
 
     assert make_schedule(mini).num_turns == 6 + 24 + 8
     assert sampled(mini) < sampled(quickstart) / 3 and imitated(mini) < imitated(quickstart)

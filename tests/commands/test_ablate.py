@@ -42,13 +42,13 @@ COMPARED = tuple(name for name, method in METHODS.items()
 TWO = ("tango", "grpo")  # those with two seeds
 # One shape of everything that is sampled, and stage 1 evaluated and saved at its end alone: less to compile and to do.
 FEW_PROGRAMS = ["generator.cache_buckets=()", *(f"{role}.{setting}" for role in ROLES for setting in (
-    "row_buckets=(8,)", "model.num_layers=1", "sft.eval_every=200", "sft.checkpoint_every=200"))]  # fmt: skip
+    "row_buckets=(8,)", "model.num_layers=1", "sft.eval_every=200", "sft.checkpoint_every=200"))]
 
 
 @pytest.fixture(scope="module")
 def config(tiny_train):
     overrides = [*tiny_train.overrides, *FEW_PROGRAMS, *(f"{role}.mesh.fsdp=1" for role in ROLES),
-                 "rl.generator_steps=3", f"ablation.arms={TWO}", "ablation.seeds=(0, 1)"]  # fmt: skip
+                 "rl.generator_steps=3", f"ablation.arms={TWO}", "ablation.seeds=(0, 1)"]
     return load_config(str(CONFIGS / "tiny.py"), overrides)
 
 
@@ -73,7 +73,7 @@ def ablation(config, tmp_path_factory) -> Path:
     assert outcome.failed == {}
     assert [path.name for path in ablate.write_results(plan, outcome.rows)] == [
         "ablation.csv", "ablation.md", "curves_last_letter.png"
-    ]  # fmt: skip
+    ]
     return folder
 
 
@@ -144,7 +144,7 @@ WARMUP, GENERATOR, VERIFIER = ["warmup"] * 2, ["generator"] * 3, ["verifier"]
     ("fixed_verifier_warm", WARMUP + GENERATOR, {"generator", "verifier"}),
     ("fixed_generator", WARMUP + VERIFIER, {"verifier"}),
     ("gold_steps", GENERATOR, {"generator"}),
-])  # fmt: skip
+])
 def test_every_arm_trains_what_it_should(ablation, abstract_states, arm, phases, trained):
     rows = metrics_of(ablation, arm)
     assert [row["phase"] for row in rows if row["phase"] != "eval"] == phases
@@ -181,7 +181,7 @@ def test_arms_that_never_train_the_verifier_start_alike(ablation):
 
 GRID = {"task.data_seed": [0, 1], "alpha": {"": {}, "none": {"rl.alpha_schedule": "none", "ablation.seeds": (5,)}}}
 RUNS = ("data_seed=0/tango/seed_4", "data_seed=0,alpha=none/tango/seed_5", "data_seed=1/tango/seed_4",
-        "data_seed=1,alpha=none/tango/seed_5")  # fmt: skip
+        "data_seed=1,alpha=none/tango/seed_5")
 
 
 def start_grid(tiny_train, workdir: Path, *overrides: str) -> subprocess.Popen:
@@ -190,7 +190,7 @@ def start_grid(tiny_train, workdir: Path, *overrides: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "tango_jax.ablate", "--config=configs/tiny.py", f"--workdir={workdir}"]
     command += [f"--config.{item}" for item in (*tiny_train.overrides, *FEW_PROGRAMS, *settings, *overrides)]
     return subprocess.Popen(command, cwd=ROOT, env=tiny_train.environment, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)  # fmt: skip
+                            stderr=subprocess.PIPE)
 
 
 def is_held(lock_file: Path) -> bool:
@@ -255,7 +255,7 @@ def test_the_table_of_a_grid_tells_settings_from_starts(grid):
         rows = list(csv.DictReader(file))
     assert {(row["setting"], row["start"], row["seed"]) for row in rows} == {
         ("", "0", "4"), ("", "1", "4"), ("alpha=none", "0", "5"), ("alpha=none", "1", "5")
-    }  # fmt: skip
+    }
     assert {float(row["alpha"]) for row in rows if row["setting"]} == {0.5}
     assert "## last_letter, alpha=none: 2 starts (0, 1), 1 seed (5)" in (grid.workdir / "ablation.md").read_text()
     assert (grid.workdir / "figures" / "curves_last_letter_alpha=none.png").read_bytes().startswith(b"\x89PNG")
@@ -301,7 +301,7 @@ def test_figures_are_drawn_from_a_table_alone(tmp_path, capsys):
     write_table(rows, tmp_path / "a.csv")
     write_table([row._replace(setting="words=4") for row in rows], tmp_path / "b.csv")
     ablate.main(["--figures", str(tmp_path / "a.csv"), str(tmp_path / "b.csv"), f"--out={tmp_path / 'out'}",
-                 "--against=grpo:words=4"])  # fmt: skip
+                 "--against=grpo:words=4"])
     summary = (tmp_path / "out" / "summary.md").read_text()
     printed = capsys.readouterr().out
     assert summary in printed and "| tango / grpo | 1 | 20 | 1.000 |" in summary
@@ -317,7 +317,7 @@ def test_figures_are_drawn_from_a_table_alone(tmp_path, capsys):
     (["--figures={table}", "--config=tiny"], "error: unknown argument '--config=tiny'"),
     (["--figures={table}", "--out={table}"], "is a file; name a folder"),
     (["--figures={table}", "--against=tango"], "error: --against=tango names none of the arms and settings: "),
-])  # fmt: skip
+])
 def test_a_mistake_in_drawing_is_one_line(tmp_path, arguments, message):
     write_table(run_rows("grpo", (0.0, 0.5)), tmp_path / "a.csv")
     with pytest.raises(SystemExit) as stopped:

@@ -12,7 +12,7 @@ from tango_jax import bench
 def small(monkeypatch):
     """A smaller model and shorter lengths; nothing here is as slow as measuring a machine."""
     model = dataclasses.replace(bench.MODEL, width=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
-                                mlp_width=16)  # fmt: skip
+                                mlp_width=16)
     monkeypatch.setattr(bench, "MODEL", model)
     for name, size in {"PROMPT": 8, "VERIFIER_PROMPT": 16}.items():
         monkeypatch.setattr(bench, name, size)

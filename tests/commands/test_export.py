@@ -142,7 +142,7 @@ SUM = (Problem("asked", "What is 3 + 4?", "7"), r"<think><step>3 + 4 = 7</step><
 @pytest.mark.parametrize("role, use_chat, task", [
     ("generator", True, "math"), ("generator", False, "last_letter"), ("verifier", True, "math"),
     ("verifier", False, "state_tracking"),
-])  # fmt: skip
+])
 def test_the_cards_snippet_makes_the_prompt_of_the_run(role, use_chat, task, folder, tmp_path, monkeypatch):
     """Run as it stands there, but for the model, whose weights transformers reads with PyTorch."""
     config = default_config()
@@ -193,7 +193,7 @@ def test_the_card_asks_nothing_that_the_tokenizer_has_no_token_for():
 @pytest.mark.parametrize("change, warning", [
     (Path.unlink, "generator.template="),
     (lambda path: path.write_text("{problem}!"), "a template file has changed since the run"),
-])  # fmt: skip
+])
 def test_a_template_that_is_not_what_it_was_is_left_out_of_the_card(folder, tmp_path, capsys, change, warning):
     config, template = default_config(), tmp_path / "template.txt"
     template.write_text("{problem}?")

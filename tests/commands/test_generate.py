@@ -116,7 +116,7 @@ def test_every_problem_is_in_one_of_the_two_files(folder, policy, tmp_path):
     assert counts == {
         "problems": 8, "over_long_prompts": 0, "solutions": 8, "correct": 4, "truncated": 0, "untagged": 0,
         "kept": 8, "train": 6, "validation": 2,
-    }  # fmt: skip
+    }
     train, held = rows_of(tmp_path), rows_of(tmp_path, "validation")
     assert not {row["question"] for row in train} & {row["question"] for row in held}
     rows = sorted(train + held, key=lambda row: row["problem_id"])
@@ -280,7 +280,7 @@ def test_an_edited_grader_grades_stored_solutions_again(folder, policy, tmp_path
     limit = 0  # nothing is sampled any more
     assert attempt("edited", "== '16'") == 1
     assert [row["answer"] for row in rows_of(tmp_path / "edited") + rows_of(tmp_path / "edited", "validation")
-            if row["is_correct"]] == ["16"]  # fmt: skip
+            if row["is_correct"]] == ["16"]
 
 
 def test_over_long_prompts_are_counted(folder, policy, tmp_path):
@@ -342,7 +342,7 @@ def test_another_teacher_or_prompt_in_the_same_place_is_an_error(tmp_path):
     weights.write_bytes(content)
     saved = (tmp_path / "run/teacher.json").read_text()
     (tmp_path / "run/teacher.json").write_text(saved[:9])
-    with pytest.raises(ValueError, match="teacher.json is damaged, so that it is unknown which teacher wrote"):
+    with pytest.raises(ValueError, match="teacher.json is damaged, so it is unknown which teacher wrote"):
         generate(config, tmp_path / "run", SILENT, teacher)
     (tmp_path / "run/teacher.json").write_text(saved)
     assert files_of(tmp_path / "run/parts") == before

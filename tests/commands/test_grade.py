@@ -36,9 +36,9 @@ def test_command_adds_correct_to_each_row(tmp_path, capsys):
     ]
     source = write_rows(tmp_path / "rows.jsonl", *rows[:2], "", *rows[2:])
     reasons = ["the answer 0.5 equals the gold answer", "the answer B equals the gold answer",
-               "the answer ab differs from the gold answer", "the answer 27 equals the gold answer"]  # fmt: skip
+               "the answer ab differs from the gold answer", "the answer 27 equals the gold answer"]
     expected = [{**row, "correct": correct, "reason": reason}
-                for row, correct, reason in zip(rows, [True, True, False, True], reasons, strict=True)]  # fmt: skip
+                for row, correct, reason in zip(rows, [True, True, False, True], reasons, strict=True)]
 
     assert command.main(["--file", str(source)]) == 0
     printed = capsys.readouterr()
@@ -75,7 +75,7 @@ def test_rows_keep_their_order_over_chunks_and_kinds(monkeypatch):
     ({"text": "a", "gold": None}, "'gold' is None"),
     ({"text": "a", "gold": float("nan")}, "'gold' is nan"),
     ({"text": "a", "gold": "5", "kind": "maths"}, "'kind' is 'maths'; use one of math, string, python, choice, text"),
-])  # fmt: skip
+])
 def test_command_names_the_bad_line_and_keeps_the_old_output(tmp_path, capsys, row, message):
     source = write_rows(tmp_path / "rows.jsonl", {"text": response("5"), "gold": "5"}, row)
     out = write_rows(tmp_path / "graded.jsonl", "kept")
@@ -136,7 +136,7 @@ def test_boxed_is_named_where_no_text_has_an_answer_block():
     ("utf-16", "line 1: not UTF-8 text but UTF-16: save the file as UTF-8"),
     ("latin-1", "line 2: not UTF-8 text ('utf-8' codec can't decode byte 0xe9 in position 13: unexpected end of data), "
      "but perhaps Latin-1: save the file as UTF-8"),
-])  # fmt: skip
+])
 def test_a_file_in_another_encoding_is_told_so(tmp_path, capsys, encoding, message):
     source = tmp_path / "rows.jsonl"
     source.write_bytes('{"text": "7", "gold": "7"}\n{"text": "caf\u00e9'.encode(encoding))

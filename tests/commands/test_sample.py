@@ -33,7 +33,7 @@ def test_a_gguf_answers_and_a_folder_judges(folder, tmp_path, capsys, monkeypatc
     assert sample.main([f"--checkpoint={gguf}", f"--verifier={folder}", "--temperature=1.0", "--use_chat", *SHORT]) == 0
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if line.startswith("Question")] == [
-        "Question: What is 3 + 4?", "Question: And 5?"]  # fmt: skip
+        "Question: What is 3 + 4?", "Question: And 5?"]
     assert out.count("Verdict: INVALID") == 2 and "\x1b[" not in out  # random weights judge nothing; no terminal
 
 
@@ -97,7 +97,7 @@ def test_characters_that_a_tokenizer_does_not_know_are_named():
     question = "Ist 3 \u00d7 4 gr\u00f6\u00dfer als 7?"
     unknown = "tokenizer has no token for '\u00d7', '\u00df', '\u00f6'"
     [warning] = [line for line in shown(SOLUTION, VERIFICATION, question, [printable] * 2).splitlines()
-                 if line.startswith("warning: ")]  # fmt: skip
+                 if line.startswith("warning: ")]
     assert warning == f"warning: the generator's {unknown} and the verifier's {unknown}: such a model cannot read it"
     out = shown(SOLUTION, VERIFICATION, question, [small_tokenizer(), printable])
     assert f"warning: the verifier's {unknown}: such a model" in out

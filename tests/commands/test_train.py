@@ -25,7 +25,7 @@ def mute(solution):
 def config():
     same_shapes = ("mesh.fsdp=1", "sft.steps=0", "max_prompt=64", "max_response=48")  # fewer programs to compile
     return load_config("tiny", [*SMALL, *(f"{role}.{setting}" for role in ROLES for setting in same_shapes),
-                                "rl.generator_steps=1", "compile_cache="])  # fmt: skip
+                                "rl.generator_steps=1", "compile_cache="])
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_overrides_may_be_a_mapping():
      "such as {'rl.warmup_steps': 1}"),
     ([("rl.warmup_steps", 1)], "overrides=[('rl.warmup_steps', 1)] must be a list, such as ['rl.warmup_steps=1'], or a "
      "mapping, such as {'rl.warmup_steps': 1}"),
-])  # fmt: skip
+])
 def test_a_traceback_ends_with_the_whole_message(overrides, message):
     with pytest.raises(ValueError) as error:
         load_config("tiny", overrides)

@@ -57,7 +57,7 @@ def test_every_set_loads_and_its_gold_answers_are_correct(file):
 def test_system_turns_are_counted_unless_they_are_empty(tmp_path):
     assert load_problems(ROWS / "eurus.jsonl").num_system == 1
     rows = [{"prompt": [{"role": "system", "content": text}, {"role": "user", "content": "Q"}],
-             "reward_model": {"ground_truth": "1"}} for text in ("", " ", None, "S")]  # fmt: skip
+             "reward_model": {"ground_truth": "1"}} for text in ("", " ", None, "S")]
     (tmp_path / "verl.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert load_problems(tmp_path / "verl.jsonl").num_system == 1
 

@@ -40,7 +40,7 @@ def test_rows_may_lack_what_is_not_needed(tmp_path):
     ({"steps": []}, "'steps' must be a non-empty list of strings, not []"),
     ({"steps": ["one", 2]}, "'steps' must be a non-empty list of strings"),
     ({"problem": " "}, "'problem' must be a non-empty string"),
-])  # fmt: skip
+])
 def test_a_misshapen_row_names_line_and_keys(tmp_path, change, message):
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: ") as error:
         load(tmp_path, ROW, ROW | change)

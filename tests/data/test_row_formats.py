@@ -18,7 +18,7 @@ def problem(row_format: str, **fields) -> Problem | None:
     ({"problem": "P", "question": "Q", "answer": [2.5], "level": "Level 3"}, ("Q", "2.5", 3)),
     ({"question": None, "problem": "P", "answer": "x", "level": None}, ("P", "x", 0)),
     ({"question": "Q", "answer": "so 2.\n#### 1,080"}, ("Q", "1080", 0)),
-])  # fmt: skip
+])
 def test_mathematics(fields, expected):
     assert problem("math", **fields) == Problem("set/3", *expected)
 
@@ -27,14 +27,14 @@ def test_mathematics(fields, expected):
     (27.0, "27"), (-0.5, "-0.5"), (1e20, "100000000000000000000"), (True, "True"), (["$x$"], "$x$"), (" 033 ", "033"),
     ("#### -1,234.50", "-1234.50"), ("a ####  12 apples", "12 apples"), ("1,2", "1,2"), ("#### 1,2", "1,2"),
     ("so 2.\n#### 5\nThe end", "5"), ("#### 5 \r\nThe end", "5"), ("one #### 4\nno: #### 5\n\n", "5"),
-])  # fmt: skip
+])
 def test_gold_answers(value, text):
     assert answer_text(value) == text
 
 
 @pytest.mark.parametrize("value", [
     None, "", "  ", "5 ####", "#### \n5", [], [1, 2], {}, float("nan"), float("inf"), [[]],
-])  # fmt: skip
+])
 def test_values_that_are_no_gold_answer(value):
     with pytest.raises(BadRow):
         answer_text(value)
@@ -46,7 +46,7 @@ def test_gsm8k_counts_lines():
 
 
 def test_verl_takes_the_user_turn_without_its_wrapping():
-    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q\n\nPresent the answer in LaTex format: \\boxed{Your answer}"}]  # fmt: skip  # noqa: E501
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q\n\nPresent the answer in LaTex format: \\boxed{Your answer}"}]  # noqa: E501
     assert problem("verl", prompt=messages, reward_model={"ground_truth": 3.0}) == Problem("set/3", "Q", "3")
     assert problem("verl", prompt="Q", reward_model='{"ground_truth": "3"}', ability="MATH").answer == "3"
     assert problem("verl", prompt=messages, reward_model={"ground_truth": "{}"}, ability="code") is None
@@ -59,7 +59,7 @@ def test_verl_takes_the_user_turn_without_its_wrapping():
      "$Answer (without quotes) where $Answer is the answer to the problem.\n\nQ\n\nRemember to put your answer on its "
      'own line after "Answer:".', "Q"),
     ("Solve the following math problem step by step. Q", "Solve the following math problem step by step. Q"),
-])  # fmt: skip
+])
 def test_wrappings(wrapped, question):
     assert strip_wrapping(wrapped) == question
 
@@ -131,7 +131,7 @@ def test_tablebench_shows_the_table():
     ("strategyqa", {"question": "Q", "facts": [], "answer": "yes"}, "'answer' must be true or false, not 'yes'"),
     ("tablebench", {"qtype": "FactChecking", "table": "a,b"}, "'table' must hold the lists 'columns' and 'data'"),
     ("tablebench", {"qtype": "FactChecking", "table": {"columns": [], "data": [1]}}, "must be a list of lists"),
-])  # fmt: skip
+])
 def test_a_misshapen_row_names_line_and_keys(row_format, fields, message):
     with pytest.raises(ValueError, match="^set.jsonl, line 3: ") as error:
         problem(row_format, **fields)
@@ -154,7 +154,7 @@ def test_formats_are_told_by_their_keys():
     ("gsm8k", {"question": "q?", "answer": "#### 4"}, "question"),
     ("verl", {"prompt": "q?", "reward_model": {"ground_truth": "4"}}, "prompt"),
     ("olympiadbench", {"question": "q?", "final_answer": ["4"]}, "question"),
-])  # fmt: skip
+])
 def test_what_a_prompt_would_lack_is_named(row_format, row, place):
     read_fn = ROW_FORMATS[row_format].read
     for name in ("options", "choices", "context", "body", "passage", "paragraph", "facts", "table", "input"):

@@ -27,7 +27,7 @@ def write_parquet(path, rows):
 @pytest.mark.parametrize("content", [
     "\n".join(LINES), "\n".join(LINES) + "\n", f"\ufeff{LINES[0]}\r\n\n{LINES[1]}\r\n", json.dumps(ROWS),
     "\ufeff " + json.dumps(ROWS, indent=2) + "\n",
-], ids=["no last newline", "last newline", "mark, blank line, CRLF", "list", "indented list"])  # fmt: skip
+], ids=["no last newline", "last newline", "mark, blank line, CRLF", "list", "indented list"])
 def test_json_files(tmp_path, content):
     rows = read_rows(write(tmp_path / "set.json", content))
     assert [row.fields for row in rows] == ROWS
@@ -70,7 +70,7 @@ def test_parquet(tmp_path):
     (f'{LINES[0]}\n{{"question": "1", "answer": 1, "answer": 2}}', "line 2: not JSON .*the key 'answer' appears twice"),
     ('[{"a": {"b": 1, "b": 1}}]', "not JSON .*the key 'b' appears twice in one object"),
     ('{"question": "\\ud83d", "answer": "1"}', "line 1: .*half of a surrogate pair"),
-])  # fmt: skip
+])
 def test_a_damaged_file_is_one_clear_error(tmp_path, content, message):
     with pytest.raises(ValueError, match=f"set.jsonl.*{message}"):
         read_rows(write(tmp_path / "set.jsonl", content))

@@ -92,7 +92,7 @@ def both(tokenizer, **calls):
         return verification("CORRECT" if sample in APPROVED[number] else "INCORRECT", *steps)
 
     return (solver(tokenizer, solve, calls=calls.get("solved")),
-            judge(tokenizer, verify, samples=4, calls=calls.get("judged")))  # fmt: skip
+            judge(tokenizer, verify, samples=4, calls=calls.get("judged")))
 
 
 def two_problems(tmp_path) -> str:
@@ -136,9 +136,9 @@ def test_a_grader_of_ones_own_decides(tokenizer, tmp_path, monkeypatch):
     assert (figures(result)["greedy", 1], figures(result)["pass", 1]) == (0, 3 / 8)
     rows = [json.loads(line) for line in (tmp_path / "out/rows/gsm8k.jsonl").read_text().splitlines()]
     assert all(row["is_correct"] == (row["answer"] == "5") for row in rows) and any(row["is_correct"] for row in rows)
-    assert "warning: the grader finds the answer of problem" in stream.getvalue()
+    assert "warning: the grader rejects the gold answer of problem" in stream.getvalue()
     page = (tmp_path / "out/tables.md").read_text()
-    assert page.index("- `own.py:five` decides what is right in gsm8k, whose figures") < page.index("## ")
+    assert page.index("- `own.py:five` decides what is right in gsm8k; these figures") < page.index("## ")
     (tmp_path / "own.py").write_text("def five(problem, answer): return answer\n")
     with pytest.raises(ValueError, match=r"^--grader=own\.py:five: own\.py, line 1: it returned '11'; it must"):
         evaluate(monkeypatch, settings, both(tokenizer)[0])
@@ -155,7 +155,8 @@ def test_a_run_with_a_grader_is_told_to_name_it(tokenizer, tmp_path, monkeypatch
     settings = settings_of(tmp_path / "out", sets=two_problems(tmp_path), checkpoint=str(tmp_path / "run"))
     sets = open_sets(settings.sets, "a/b", "a/b", 0, 0)
     assert grader_notes(settings, sets) == [
-        "in training own.py:five decided what is right; without --grader, answers are compared in gsm8k"
+        "in training own.py:five decided what is right; here answers in gsm8k are compared with the gold answers: "
+        "use --grader=own.py:five to decide here as well"
     ]
     assert grader_notes(dataclasses.replace(settings, checkpoint="a/b"), sets) == []
 
@@ -178,14 +179,15 @@ def test_a_grader_decides_in_synthetic_sets_too(tokenizer, tmp_path, monkeypatch
     assert all(solution.is_correct == (solution.problem.size < 4) for solution in pool)
     settings = settings_of("out", "--problems=8", "--verifier=run", checkpoint="run", sets=",".join(names))
     assert grader_notes(settings, [solving, judging, other])[-1] == (
-        "in training own.py:short decided what is right; without --grader, answers are compared in state_tracking"
+        "in training own.py:short decided what is right; here answers in state_tracking are compared with the gold "
+        "answers: use --grader=own.py:short to decide here as well"
     )
     generator = solver(tokenizer, lambda number, *_: tagged("abcd"[: number + 1]))
     verifier = judge(tokenizer, lambda *place: verification("CORRECT"))
     result = evaluate(monkeypatch, settings, generator, verifier)["last_letter"]
     assert figures(result)["greedy", 1] == 3 / 8
     page = (tmp_path / "out/tables.md").read_text()
-    assert "- `own.py:short` decides what is right in last_letter, last_letter_steps, whose figures" in page
+    assert "- `own.py:short` decides what is right in last_letter, last_letter_steps; these figures" in page
 
     (tmp_path / "own.py").write_text("def no(*_): return False\n")  # the run's grader is gone
     with pytest.raises(ValueError, match=r"own\.py has no function 'short'; this is the grader of run: --grader="):
@@ -202,7 +204,7 @@ def test_a_grader_says_where_it_decides_nothing(tmp_path, monkeypatch):
     settings = settings_of("out", "--grader=own.py:own", "--verifier=a/b", sets=names)
     sets = open_sets(settings.sets, "a/b", "a/b", 4, 0, load_grader("--grader", "own.py:own"))
     assert grader_notes(settings, sets) == [
-        "--grader=own.py:own decides nothing in processbench_math, whose rows say what is right"
+        "--grader=own.py:own is not used in processbench_math: the rows say what is right"
     ]
 
 
@@ -228,12 +230,12 @@ LABELS = [-1, 1, 0, -1, 0]  # of processbench.jsonl, whose solutions have 3, 3, 
     ([[(T, T, T), (F, F, F), (T, T, T)], [(T, T, T), (T, F, T), (T, F, F)], [(F, T), (T, F), (T,)],
       [(), (T,), (T, T)], [(), (), ()]], 2 * 2 / 3 / (5 / 3), 2 / 3, 1, 6 / 15),
     ([[(F, F, F)], [(T, F, T)], [(F, T)], [(F,)], [(F, F, F)]], 0, 1, 0, 0),
-])  # fmt: skip
+])
 def test_processbench(tokenizer, tmp_path, monkeypatch, texts, f1, erroneous, correct, misaligned):
     votes = len(texts[0])
     verifier = judge(tokenizer, lambda number, sample, vote: verification("CORRECT", *texts[number][vote]), votes=votes)
     settings = settings_of(tmp_path, f"--votes={votes}", "--verifier=a/b", checkpoint=None,
-                           sets=f"processbench_math:{ROWS / 'processbench.jsonl'}")  # fmt: skip
+                           sets=f"processbench_math:{ROWS / 'processbench.jsonl'}")
     result = evaluate(monkeypatch, settings, None, verifier)["processbench_math"]
     found = figures(result)
     assert found["f1", 0] == pytest.approx(f1)
@@ -255,16 +257,16 @@ def test_repeated_votes_and_samples_do_not_narrow_an_interval(tokenizer, tmp_pat
     for votes in (1, 3):
         verifier = judge(tokenizer, lambda number, *_: verification("CORRECT", *marks[number]), votes=votes)
         settings = settings_of(tmp_path / f"votes_{votes}", f"--votes={votes}", "--verifier=a/b", checkpoint=None,
-                               sets=f"processbench_math:{ROWS / 'processbench.jsonl'}")  # fmt: skip
+                               sets=f"processbench_math:{ROWS / 'processbench.jsonl'}")
         found.append(estimates(evaluate(monkeypatch, settings, None, verifier)["processbench_math"]))
     assert found[0] == found[1] and 0 < found[0]["rate_misaligned"].low < found[0]["rate_misaligned"].high < 1
     found, golds = [], [problem.answer for problem in load_problems(ROWS / FILES["gsm8k"]).problems]
     for samples in (1, 4):
         generator = solver(tokenizer, lambda number, *_: tagged(golds[number] if number % 3 else "no such thing"))
         verifier = judge(tokenizer, lambda number, *_: verification("CORRECT" if number % 2 else "INCORRECT", T, T, T),
-                         samples=samples - 1)  # fmt: skip
+                         samples=samples - 1)
         settings = settings_of(tmp_path / f"samples_{samples}", f"--samples={samples}", "--skip_greedy",
-                               "--verifier=a/b", sets=f"gsm8k:{ROWS / FILES['gsm8k']}")  # fmt: skip
+                               "--verifier=a/b", sets=f"gsm8k:{ROWS / FILES['gsm8k']}")
         found.append(estimates(evaluate(monkeypatch, settings, generator, verifier)["gsm8k"])["verifier_outcome_f1"])
     assert found[0] == pytest.approx(found[1]) and found[0].low < found[0].value
 
@@ -323,7 +325,7 @@ def test_greedy_and_sampled_passes(tokenizer, tmp_path, monkeypatch):
     text = lambda number, sample, prompt: tagged(sample)  # noqa: E731
     results = evaluate(monkeypatch, settings_of(tmp_path / "a", *flags, sets=short),
                        solver(tokenizer, text, calls=solved),
-                       judge(tokenizer, lambda *place: "", samples=4, votes=2, calls=judged))  # fmt: skip
+                       judge(tokenizer, lambda *place: "", samples=4, votes=2, calls=judged))
     assert solved == [(2, 1, 0.0), (2, 4, 1.0), (1, 1, 0.0), (1, 4, 1.0)]
     assert judged == [(10, 2, 0.7), (5, 2, 0.7)]
     assert (results["gsm8k"].count, results["gsm8k"].is_whole) == (3, False)
@@ -332,7 +334,7 @@ def test_greedy_and_sampled_passes(tokenizer, tmp_path, monkeypatch):
     evaluate(monkeypatch, settings_of(tmp_path / "b", "--samples=4", "--problems=3", sets=short), few)
     assert solved == [(3, 1, 0.0), (3, 3, 1.0), (3, 1, 1.0)]
     rows = [[json.loads(line) for line in (tmp_path / name / "rows/gsm8k.jsonl").read_text().splitlines()]
-            for name in "ab"]  # fmt: skip
+            for name in "ab"]
     assert [row["text"] for row in rows[0]] == [row["text"] for row in rows[1]]
     assert rows[0][0]["number"] != 0 or rows[0][5]["number"] != 1  # drawn, not the first three
 
@@ -379,7 +381,7 @@ def test_what_a_grader_of_ones_own_accepts_stands_beside_no_published_figures(to
     page = (tmp_path / "out/tables.md").read_text()
     assert re.search(WHOLE_SET * 2, page)
     assert "Tango" not in page and "2505.15034" not in page and "Not the whole set" not in page
-    assert page.index("`own.py:any_answer` decides what is right in aime24, aime25, whose") < page.index("## ")
+    assert page.index("`own.py:any_answer` decides what is right in aime24, aime25; these") < page.index("## ")
 
 
 def test_the_published_averages_are_those_of_the_tables():
@@ -392,7 +394,7 @@ def test_the_published_averages_are_those_of_the_tables():
         "Llama, GRPO": (25.1,), "Llama, GRPO with Tango": (28.8,), "Llama-3.1-8B-Instruct as critic": (5.1,),
         "Qwen2.5-7B-Instruct as critic": (32.6,), "Qwen2.5-Math-72B-Instruct as critic": (45.5,),
         "Skywork-PRM-7B": (42.1,), "Tango-Qwen-7B verifier": (43.9,),
-    }  # fmt: skip
+    }
     assert [row.model for row in PUBLISHED] == list(printed)
     for row in PUBLISHED:
         groups = [group for group in (MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH) if set(group) <= set(row.scores)]

@@ -19,7 +19,7 @@ from tango_jax.evaluate import main
 from tango_jax.runtime.hosts import PREEMPTED
 
 SHORT = ["--template=last_letter", "--verifier_template=last_letter", "--max_new=8", "--verifier_max_new=8",
-         "--max_prompt=250", "--verifier_max_prompt=250", "--samples=2", "--rows=2"]  # fmt: skip
+         "--max_prompt=250", "--verifier_max_prompt=250", "--samples=2", "--rows=2"]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def environment(tmp_path_factory) -> dict:
 
 def start(environment, *arguments, **more) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "tango_jax.evaluate", *map(str, arguments)], cwd=ROOT, text=True,
-                            env=environment | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+                            env=environment | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_two_processes_share_the_work(whole, environment, tmp_path):
         port = probe.getsockname()[1]
     together = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2"}
     processes = [start(environment, *flags, f"--out={tmp_path}", **together, JAX_PROCESS_ID=str(index))
-                 for index in range(2)]  # fmt: skip
+                 for index in range(2)]
     first, second = [finish(process) for process in processes]
     assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
     assert "tables.md" in first.stdout and "machine:" not in second.stdout
@@ -113,7 +113,7 @@ def test_a_workdir_brings_its_settings_and_judges_itself(folder, tmp_path, monke
     save_run(tmp_path / "run", config)
     monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     main([f"--checkpoint={tmp_path / 'run'}", f"--sets={task},{task}_steps", "--problems=2", "--rows=2",
-          f"--out={tmp_path / 'out'}"])  # fmt: skip
+          f"--out={tmp_path / 'out'}"])
     rows = [json.loads(line) for line in (tmp_path / f"out/rows/{task}.jsonl").read_text().splitlines()]
     assert all(2 <= row["size"] <= 3 and row["num_tokens"] <= 8 and not row["verifications"] for row in rows)
     assert json.loads((tmp_path / "out/settings.json").read_text())["checkpoint_step"] == 1

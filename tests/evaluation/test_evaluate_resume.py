@@ -233,7 +233,7 @@ def test_limits_that_no_prompt_is_within_are_an_error_before_anything_is_written
     (["--sets=gsm8k", "--checkpoint=a/b", "--out="], "--out is empty: give a path"),
     (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}/x"], "is not a folder; name a folder"),
     (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}"], "is a file; name a folder"),
-])  # fmt: skip
+])
 def test_mistakes_end_in_one_line(flags, message, tmp_path, monkeypatch):
     monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     out = [] if any(flag.startswith("--out") for flag in flags) else [f"--out={tmp_path / 'out'}"]

@@ -76,7 +76,7 @@ def test_equal_answers_share_a_class():
     ]
     correct = [[False] * 7 + [True], [True, True], [False], [False] * 3]
     assert answer_classes(groups, correct, "math") == [
-        [1, 2, 1, NO_ANSWER, 1, NO_ANSWER, 2, RIGHT], [RIGHT, RIGHT], [NO_ANSWER], [1, 1, 2]]  # fmt: skip
+        [1, 2, 1, NO_ANSWER, 1, NO_ANSWER, 2, RIGHT], [RIGHT, RIGHT], [NO_ANSWER], [1, 1, 2]]
 
 
 @pytest.mark.parametrize("kind, answers, classes", [
@@ -84,7 +84,7 @@ def test_equal_answers_share_a_class():
     ("python", ["[1, 2]", "[1,2]", "(1, 2)", "'a'"], [1, 1, 2, 3]),
     ("text", ["1,200", "$1200", "Ada"], [1, 1, 2]),
     ("string", ["tg", "gt", "tg"], [1, 2, 1]),
-])  # fmt: skip
+])
 def test_classes_are_those_of_the_set_s_own_grader(kind, answers, classes):
     assert answer_classes([answers], [[False] * len(answers)], kind) == [classes]
 
@@ -92,7 +92,7 @@ def test_classes_are_those_of_the_set_s_own_grader(kind, answers, classes):
 @pytest.mark.parametrize("n, c, k, expected", [
     (4, 1, 1, 1 / 4), (4, 1, 2, 1 / 2), (4, 1, 4, 1), (5, 2, 3, 9 / 10), (6, 3, 2, 4 / 5), (8, 0, 8, 0), (3, 3, 1, 1),
     (10, 8, 3, 1),
-])  # fmt: skip
+])
 def test_pass_at_k(n, c, k, expected):
     assert pass_at_k(n, c, k) == pytest.approx(expected)
 

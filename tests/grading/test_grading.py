@@ -56,7 +56,7 @@ def test_only_the_last_box_of_the_first_answer_block_counts():
     ("10^{-18}", "10^{-17}", False), ("-e^{-60}", "e^{-40}", False), ("(0,10^{-30})", "(0,10^{-20})", False),
     (r"2^{-100}", r"\frac{1}{2^{100}}", True), (r"\frac{1}{e^{40}}", "e^{-40}", True),
     (r"1+\sqrt{2}", r"\sqrt{3+2\sqrt{2}}", True), (r"\frac{2006!-1}{2006!}", r"1-\frac{1}{2006!}", True),
-])  # fmt: skip
+])
 def test_exact_numbers_are_compared_in_proportion(answer, gold, correct):
     """Not to fifteen decimal places, to which all small numbers are equal."""
     assert grade(response(answer), gold, "math") is correct
@@ -65,7 +65,7 @@ def test_exact_numbers_are_compared_in_proportion(answer, gold, correct):
 @pytest.mark.parametrize("answer, gold, correct", [
     ("abc", "abc", True), (" abc ", "abc", True), ("ABC", "abc", False), ("cba", "abc", False),
     (r"\text{abc}", "abc", False), ("0.5", "0.50", False), ("", "abc", False),
-])  # fmt: skip
+])
 def test_string_is_exact(answer, gold, correct):
     assert grade(response(answer), gold, "string") is correct
 
@@ -76,7 +76,7 @@ def test_string_is_exact(answer, gold, correct):
     ("true", "True", True), (r"\text{True}.", "True", True), ("False", "True", False), ("uncertain", "Uncertain", True),
     ("A dog", "A", False), ("", "A", False), ("()", "A", False), ("Yes", "True", True), (r"\text{no.}", "False", True),
     ("yes", "False", False), ("（Ｂ）", "B", True), ("Ｃ", "B", False),
-])  # fmt: skip
+])
 def test_choice(answer, gold, correct):
     assert matches_choice(gold, answer) is correct
     assert grade(response(answer), gold, "choice") is correct
@@ -93,7 +93,7 @@ def test_choice(answer, gold, correct):
     (r"\text{True}", "1", False), ("`'a'`", "'a'", True), (r"'a\_b'", "'a_b'", False),
     (r"\{1: None", "{1: None}", False),
     ("'Ａ'", "'A'", False), ("{[]}", "1", False), ("'a\x00'", "1", False), (r"'\d'", r"'\\d'", True), ("", "''", False),
-])  # fmt: skip
+])
 def test_python_literals(answer, gold, correct):
     assert matches_python(gold, answer) is correct
 
@@ -106,7 +106,7 @@ def test_python_literals(answer, gold, correct):
     ("Bly, Ada", "Ada, Bly", False), ("Ada", "Ada, Bly", False), ("12", "13", False), ("12 km", "12", False),
     ("York", "New York", False), ("", "a", False), (",", ",", False), ("1.5e3", "1500", False), ("2²", "22", False),
     ("１２％", "12", True), ("Ａｄａ，Ｂｌｙ", "Ada, Bly", True), ("Ａｄａ　Ｂｌｙ", "Ada Bly", True),
-])  # fmt: skip
+])
 def test_free_text(answer, gold, correct):
     assert grade(response(answer), gold, "text") is correct
 
@@ -120,7 +120,7 @@ def test_python_answers_with_braces_pass_the_box():
     ("$5$", "5"), ("$$5$$", "5"), ("$1$ and $2$", "$1$ and $2$"), ("5.", "5"), ("1{,}234{,}567", "1234567"),
     (r"1\,000", "1000"), ("1, 200", "1, 200"), ("x²³", "x^{23}"), ("√12", r"\sqrt{12}"), ("2π", r"2\pi"), ("", ""),
     ("$", "$"), ("＄１２．５＄", "12.5"), ("x²＋１", "x^{2}+1"), ("3～5", "3～5"),
-])  # fmt: skip
+])
 def test_tidy_math(text, tidy):
     assert tidy_math(text) == tidy
 
@@ -129,7 +129,7 @@ def test_tidy_math(text, tidy):
     (r"\left( 1 , \dfrac{1}{2} \right)", r"(1,\frac{1}{2})", True), ("x^2 + 1", "x^2+1", True), ("", "", False),
     ("1, 200", "1,200", None), (r"\pi x", r"\pix", None), ("1 2", "12", None), (r"\leftarrow", "arrow", None),
     ("034", "34", True), ("1,000", "1000", True), ("33", "34", False), ("evil", "live", False), ("x", "5", None),
-])  # fmt: skip
+])
 def test_what_text_alone_decides(answer, gold, match):
     assert quick_math_match(gold, answer) is match
 

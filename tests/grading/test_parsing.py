@@ -37,7 +37,7 @@ def test_spans_are_characters_with_the_tags():
     ("< step>a</step>", ()),
     ("<step>a</answer></step>", ((0, 23),)),
     ("", ()),
-])  # fmt: skip
+])
 def test_step_blocks(text, spans):
     assert parse_solution(text).step_spans == spans
 
@@ -73,7 +73,7 @@ def test_step_blocks(text, spans):
     (r"\boxed{\frac{1}{2}", None),
     ("6", None),
     ("", None),
-])  # fmt: skip
+])
 def test_answer_is_the_last_balanced_box_of_the_answer_block(block, answer):
     assert parse_solution(solution(block)).answer == answer
 
@@ -110,7 +110,7 @@ def test_answer_comes_from_the_first_answer_block_only():
     (THREE_STEPS + r"\boxed{6}", 0.0),
     (THREE_STEPS + r"<answer>\boxed{6}", 0.0),
     ("", 0.0),
-])  # fmt: skip
+])
 def test_generator_format_score(text, score):
     assert parse_solution(text).format_score == score
 
@@ -151,7 +151,7 @@ def test_min_steps_is_the_tasks():
     ("boxed{CORRECT}", None),
     ("CORRECT", None),
     ("", None),
-])  # fmt: skip
+])
 def test_judgement_is_the_box_that_ends_the_block(block, judgement):
     parsed = parse_verification(verification(block), num_steps=1)
     assert parsed.judgements == (judgement,)
@@ -169,7 +169,7 @@ def test_a_block_without_judgement_does_not_swallow_the_next():
 
 @pytest.mark.parametrize("num_blocks, num_steps, aligned", [
     (2, 2, True), (2, 3, False), (3, 2, False), (0, 0, False), (0, 2, False), (1, 1, True),
-])  # fmt: skip
+])
 def test_alignment_needs_as_many_judgements_as_steps(num_blocks, num_steps, aligned):
     text = verification(*[r"\boxed{CORRECT}"] * num_blocks)
     assert parse_verification(text, num_steps).aligned is aligned
@@ -193,7 +193,7 @@ def test_alignment_needs_as_many_judgements_as_steps(num_blocks, num_steps, alig
     (r"\boxed{ıncorrect}", "INVALID"),  # a dotless i is no I
     ("CORRECT", "INVALID"),
     ("", "INVALID"),
-])  # fmt: skip
+])
 def test_verdict(final, verdict):
     parsed = parse_verification(verification(r"\boxed{CORRECT}", final=final), num_steps=1)
     assert parsed.verdict == verdict
@@ -208,7 +208,7 @@ def test_verdict(final, verdict):
     r"<final_verification>\boxed{CORRECT}",
     r"\boxed{CORRECT}</final_verification>",
     r"<final_verification></final_verification>\boxed{CORRECT}",
-])  # fmt: skip
+])
 def test_absent_or_truncated_verdict_is_invalid(text):
     parsed = parse_verification(text, num_steps=1)
     assert (parsed.verdict, parsed.judgements, parsed.format_score) == ("INVALID", (), 0.0)
@@ -253,7 +253,7 @@ FINAL = f"<final_verification>{OK}</final_verification>"
     ("<step_verification> \n </step_verification>" + FINAL, 0.2),
     ("<step_verification>fine</step_verification>" + FINAL, 0.0),  # 1 - 0.8 - 0.4 is below 0
     (f"<step_verification><step>{OK}</step>x</step_verification><final_verification>?</final_verification>", 0.0),
-])  # fmt: skip
+])
 def test_verifier_format_score_for_one_step(text, score):
     assert parse_verification(text, num_steps=1).format_score == score
 

@@ -10,7 +10,7 @@ PIECES = [
     "<step>", "</step>", "<answer>", "</answer>", "<step_verification>", "</step_verification>",
     "<final_verification>", "</final_verification>", r"\boxed{", r"\box{", "CORRECT}", "INCORRECT}", "{", "}", "\\",
     "\n", " ", ".", "x", "é", "\ud83d", "\x00", "</", "<", ">",
-]  # fmt: skip
+]
 
 
 def naive_last_boxed(text: str) -> str | None:
@@ -57,7 +57,7 @@ def test_noise_gives_what_plain_patterns_give():
 @pytest.mark.parametrize("piece", [
     "<step>", "</step>", "<answer>", "<step_verification>", "<final_verification>", r"\boxed{", "{", "}", "\\", " ",
     "<step>\n", "<final_verification> ", r"\boxed{CORRECT} ", r"\boxed{\boxed{}}", "<",
-])  # fmt: skip
+])
 def test_a_megabyte_of_anything_is_one_pass(piece):
     # Quadratic patterns need hours for these: this test would never end.
     noise = piece * (1_000_000 // len(piece))

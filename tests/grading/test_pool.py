@@ -73,7 +73,7 @@ def test_a_pair_whose_worker_is_killed_is_tried_again(make_pool):
 @pytest.mark.parametrize("number, reply", [
     (signal.SIGKILL, Reply("error", "worker died with exit code -9", is_final=False)),
     (signal.SIGVTALRM, Reply("timeout", "over 60.0 s", is_final=False)),  # what the system sends at the deadline
-])  # fmt: skip
+])
 def test_a_pair_that_loses_two_workers_is_a_failure_of_the_grader(make_pool, number, reply):
     pool = make_pool(size=1, limit_s=50, deadline_s=60.0)
     pool.run([HALF])
@@ -111,7 +111,7 @@ def test_an_endless_pair_is_tried_again_after_the_others_and_the_clock_is_no_lim
     monkeypatch.setattr(
         WorkerPool, "_accept", lambda pool, worker, message, batch:
         (begun.append(message["begun"]) if "begun" in message else None, accept(pool, worker, message, batch)),
-    )  # fmt: skip
+    )
     pool = make_pool(size=1, limit_s=1, deadline_s=1.5)
     replies = pool.run([(r"\frac{7}{3}", TOWER), HALF])
     assert replies == [Reply("timeout", "over 1 s", is_final=False), Reply("correct")]
@@ -168,7 +168,7 @@ def test_close_ends_the_workers_and_a_later_batch_starts_new_ones(make_pool):
     ("math_verify", "raise Exception('Could not\\ndeserialize')", "Exception: Could not deserialize; pip install"),
     ("antlr4", "VERSION = '4.9'", "ImportError: .*antlr4.*; pip install"),
     ("math_verify", "raise SystemExit(3)", "3 workers in a row .* exit code 3"),
-])  # fmt: skip
+])
 def test_workers_that_cannot_start_are_one_clear_line(monkeypatch, tmp_path, capfd, module, code, message):
     close_pool()
     (tmp_path / f"{module}.py").write_text(code)

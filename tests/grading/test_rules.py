@@ -93,7 +93,7 @@ REFUSED = [
     ("(3,4)", "(x,y)=(4,3)"), ("(x,y)=(3,4)", "(x,y,z)=(3,4)"), ("7", "(x,y)=(7,7)"),
     (r"\text{Area}=3, \text{Length}=4", r"\text{Area}=4, \text{Length}=3"),
     ("7", "(7)(1)"), ("7", r"7\circ"), ("7", r"7^\circ\text{ or }8^\circ"),
-]  # fmt: skip
+]
 ACCEPTED = [
     ("7", "x=7"), ("7", "x = 7"), ("x=7", "7"), ("7", r"7\text{ units}"), ("7", r"7 \text{ square units}"),
     ("7", r"7\text{ cm}^2"), ("7", r"7\%"), ("[-2,7]", r"x \in [-2,7]"), ("[-2,7]", r"-2\le x\le 7"),
@@ -161,7 +161,7 @@ ACCEPTED = [
     (r"x=\pm 1, y=2", "-1, 1, 2"), ("x=1, x=2", "2, 1"), ("a=1,b=2,c=3", "c=3, b=2, a=1"),
     (r"\text{Area}=3, \text{Length}=4", r"\text{Length}=4, \text{Area}=3"), ("y=2x+3, z=3", "2x-y+3=0, 3"),
     ("5", r"\angle ABC = 5"), (r"2\sqrt{5}", r"|z| = 2\sqrt5"), (r"\frac{\pi}{2}", r"\theta = \frac{\pi}{2}"),
-]  # fmt: skip
+]
 TEXTUAL = Library(is_same=lambda gold, answer: False, is_near=lambda exact, decimal, tolerance: False)
 
 
@@ -192,7 +192,7 @@ def test_an_answer_like_its_gold_answer_is_right_whatever_its_form():
     (r"1,\,000", "1, 000"), (r"\quad(2, 3)\quad ", "(2, 3)"), ("(5,120)", "(5,120)"), ("1,,2", "1,,2"),
     (r"11,\! 111,\! 111,\! 100", "11111111100"), (r"10,\!080", "10080"), (r"1{,}\!000", "1000"), (r"1\,000", "1000"),
     (r"(1,\!000, 5)", "(1000, 5)"), (r"5\quad\text{cm}", r"5 \text{cm}"), (r"1 \\ 200", r"1 \\ 200"),
-])  # fmt: skip
+])
 def test_separators_and_thousands(text, tidy):
     assert tidy_math(text) == tidy
 
@@ -203,7 +203,7 @@ def test_separators_and_thousands(text, tidy):
     ("1234", "567")),
     (r"\{1,200\}", ("1", "200")), (r"1 \pm 2, 3", ("1 + 2", "1 - 2", "3")), (r"\{\pm 1, 2\}", ("+ 1", "- 1", "2")),
     (r"x = 1 \pm \mp 2", ("1 + - 2", "1 - + 2")),
-])  # fmt: skip
+])
 def test_items(text, items):
     assert tuple(item.text for item in read(plain(text)).items) == items
 
@@ -219,7 +219,7 @@ PIECES = st.sampled_from([
     r"\le", r"\text{ cm}", r"\text{8}", "or", "and", "%", "^", "_", "|", "+", "-", r"\frac", r"\sqrt", ".",
     "\\", "$", "000",
     r"\approx", "α", "!", "\x00", "cm", "m", r"\quad", "~", "'",
-])  # fmt: skip
+])
 
 
 @settings(deadline=None, max_examples=300, derandomize=True)

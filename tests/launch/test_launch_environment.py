@@ -46,7 +46,7 @@ def bash(project: Path, script: str, **changes: str) -> subprocess.CompletedProc
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TANGO_", "PIP_", "PYTHON"))}
     kept |= {"PYTHON": sys.executable, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(project / "wheels")}
     return subprocess.run(["bash", "-c", f"set -euo pipefail; source launch/_env.sh; {script}"], cwd=project,
-                          env=kept | changes, text=True, capture_output=True, check=False, timeout=300)  # fmt: skip
+                          env=kept | changes, text=True, capture_output=True, check=False, timeout=300)
 
 
 def said(done: subprocess.CompletedProcess) -> list[str]:

@@ -39,7 +39,7 @@ class Cloud:
         self.variables = {
             "FAKE_CLOUD": str(self.folder), "TPU_LOGS": str(folder / "logs"), "TPU_POLL_S": "0.1",
             "PATH": f"{bin_folder}:{environment()['PATH']}",
-        }  # fmt: skip
+        }
 
     def start(self, **actions: str) -> subprocess.Popen:
         for name, action in actions.items():
@@ -141,7 +141,7 @@ def test_an_environment_that_cannot_be_made_is_a_mistake(cloud):
 
 @pytest.mark.parametrize(("flags", "options"), [
     (None, ["--spot"]), ("", []), ("--reserved --network=mine", ["--reserved", "--network=mine"]),
-])  # fmt: skip
+])
 def test_a_slice_that_cannot_be_made_at_first_is_a_mistake(cloud, flags, options):
     if flags is not None:
         cloud.variables["TPU_CREATE_FLAGS"] = flags

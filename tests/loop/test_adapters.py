@@ -50,7 +50,7 @@ def model(tmp_path_factory):
 def config_of(model, *overrides: str):
     """Both roles from one checkpoint, with a stage 1 that trains their adapters."""
     own = (f"checkpoint={model}", f"model.lora.rank={RANK}", "max_prompt=200", "max_response=40", "row_buckets=(8,)",
-           "model.remat=none", "cache_buckets=()", "mesh.fsdp=1", "optimizer.lr=1e-3")  # fmt: skip
+           "model.remat=none", "cache_buckets=()", "mesh.fsdp=1", "optimizer.lr=1e-3")
     settings = [f"{role}.{setting}" for role in ROLES for setting in own]
     return load_config(str(CONFIGS / "tiny.py"), [*settings, "rl.format_weight=1.0", *overrides])
 
@@ -123,7 +123,7 @@ def test_another_base_is_refused(model, tmp_path):
     with pytest.raises(ValueError, match=r"^generator\.checkpoint=.* has changed and verifier\.checkpoint=.* has chan"
                                          "ged since the checkpoint of turn"):
         run.run_or_resume(config, workdir, SILENT, policies)
-    with pytest.raises(ValueError, match="belong to other weights than those that the run's generator would start"):
+    with pytest.raises(ValueError, match="were trained on other weights than the run's generator starts"):
         open_workdir(workdir, "generator").load_params()
 
 
@@ -133,14 +133,14 @@ def test_another_base_is_refused_in_stage_one_and_by_what_starts_from_it(model, 
     config = config_of(other, f"generator.init_from={whole}", "verifier.sft.steps=0")
     policies = policies_of(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
-    with pytest.raises(ValueError, match=r"^generator\.init_from=.*: its adapters belong to other weights than thos"):
+    with pytest.raises(ValueError, match=r"^generator\.init_from=.*: its adapters do not belong to the weights"):
         run_stage_one(policies, config, task, tmp_path / "run", SILENT, hosts.Preemption(is_watching=False))
     moved = config_of(other)
     (tmp_path / "begun").mkdir()
     shutil.copytree(whole / "sft", tmp_path / "begun/sft")
     with pytest.raises(CheckpointError, match="stage 1 of the generator: the checkpoint that its adapters belong to"):
         run_stage_one(policies_of(moved), moved, task, tmp_path / "begun", SILENT,
-                      hosts.Preemption(is_watching=False))  # fmt: skip
+                      hosts.Preemption(is_watching=False))
 
 
 @pytest.fixture(scope="module")
@@ -161,13 +161,13 @@ def two_policies(tmp_path_factory):
     ("verifier.adapter=generator", RANK, "", ("generator", "generator")),
     ("arm=self_verify", RANK, "int8", ("generator", "generator")),
     ("verifier.adapter=generator", 0, "", ("generator", "generator")),
-])  # fmt: skip
+])
 def test_roles_that_go_on_from_a_run_start_from_its_roles_and_one_policy_from_its_generator(
     two_policies, tmp_path, said, rank, base_dtype, sources
 ):
     workdir, made = two_policies
     own = (f"checkpoint={workdir}", "sft.steps=0", f"model.lora.rank={rank}", f"model.lora.base_dtype={base_dtype}",
-           "mesh.fsdp=1")  # fmt: skip
+           "mesh.fsdp=1")
     config = load_config(str(CONFIGS / "tiny.py"), [*(f"{role}.{setting}" for role in ROLES for setting in own), said])
     policies = policies_of(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
@@ -185,7 +185,7 @@ def test_the_export_of_one_policy_that_went_on_from_a_run_is_the_policy(two_poli
     """The adapters of stage 1 are merged into the base that they were trained on."""
     own = (f"checkpoint={two_policies[0]}", f"model.lora.rank={RANK}", "mesh.fsdp=1", "sft.checkpoint_every=100")
     config = load_config(str(CONFIGS / "tiny.py"), [*(f"{role}.{setting}" for role in ROLES for setting in own),
-                                                    "verifier.adapter=generator"])  # fmt: skip
+                                                    "verifier.adapter=generator"])
     save_config(config, tmp_path / "run/config.json")
     policies = policies_of(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
@@ -207,18 +207,18 @@ def test_another_run_takes_the_adapters_of_stage_one(model, whole, tmp_path):
     with pytest.raises(CheckpointError, match=r"layers/down_lora_a: checkpoint float32\[2,48,4\], this run"):
         run_stage_one(policies_of(wrong), wrong, task, tmp_path / "no", SILENT, hosts.Preemption(is_watching=False))
     assert not (tmp_path / "no").exists(), "found before the generator's stage 1"
-    with pytest.raises(ValueError, match=r"were trained with generator\.model\.lora\.alpha=32\.0, and it is 64"):
+    with pytest.raises(ValueError, match=r"were trained with generator\.model\.lora\.alpha=32\.0; here it is 64\.0"):
         check_init_from(config_of(model, f"generator.init_from={whole}", "generator.model.lora.alpha=64.0"))
-    with pytest.raises(ValueError, match=r"holds adapters, from which the verifier's stage 1 goes on, and that trains "
-                                         r"all parameters: set verifier\.sft\.full=False"):
+    with pytest.raises(ValueError, match=r"holds adapters, but the verifier's stage 1, which continues from them, "
+                                         r"trains all parameters: set verifier\.sft\.full=False"):
         check_init_from(config_of(model, f"generator.init_from={whole}", "verifier.sft.start=generator",
-                                  "verifier.sft.full=True"))  # fmt: skip
+                                  "verifier.sft.full=True"))
 
 
 def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
     few_programs = ("mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()")
     settings = [f"{role}.{setting}" for role in ROLES for setting in (
-        f"model.lora.rank={RANK}", "sft.full=True", *few_programs)]  # fmt: skip
+        f"model.lora.rank={RANK}", "sft.full=True", *few_programs)]
     config = load_config(str(CONFIGS / "tiny.py"), [*settings, "verifier.sft.start=generator"])
     workdir = tmp_path / "full"
     run.run_or_resume(config, workdir, SILENT)
@@ -228,7 +228,7 @@ def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
     expected = lora.merge(policy.model_config, with_base(stage_one, adapters))
     merged = open_workdir(workdir, "generator").load_params()
     jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7), merged, expected)
-    with pytest.raises(ValueError, match=r"what a run trained \(.*sft/generator/checkpoints\), which is no"):
+    with pytest.raises(ValueError, match=r"a run trained \(.*sft/generator/checkpoints\), not to a"):
         export.export_adapter(workdir, "generator", tmp_path / "out")
     taken = load_config(str(CONFIGS / "tiny.py"), [*settings, *(f"{role}.init_from={workdir}" for role in ROLES)])
     policies = policies_of(taken)
@@ -336,7 +336,7 @@ def test_an_adapter_of_peft_computes_the_same(whole, model, tmp_path):
             a, b = (torch.from_numpy(tensors[key.replace("lora_A", part)]) for part in ("lora_A", "lora_B"))
             module.weight.data += settings["lora_alpha"] / settings["r"] * b @ a
     merged = AutoModelForCausalLM.from_pretrained(export.export(whole, "generator", tmp_path / "merged"),
-                                                  dtype=torch.float32)  # fmt: skip
+                                                  dtype=torch.float32)
     token = torch.arange(5, 25)[None]
     with torch.no_grad():
         np.testing.assert_allclose(theirs(token).logits, merged(token).logits, rtol=1e-4, atol=1e-5)
@@ -362,7 +362,7 @@ def changed(folder, **settings):
     ({"target_modules": ["q_proj", 1]}, r"target_modules has \['q_proj', 1\], and an adapter here belongs to"),
     ({"r": 0}, r"r=0 must be a whole number of at least 1"),
     ({"r": 8}, r"has rank=8, alpha=32 and targets=\(q,k,v,o,gate,up,down\): set model\.lora\.rank"),
-])  # fmt: skip
+])
 def test_a_folder_of_another_kind_is_refused(model, whole, tmp_path, settings, message):
     out = export.export_adapter(whole, "generator", tmp_path / "adapter")
     changed(out, **settings)
@@ -396,9 +396,9 @@ def test_an_adapter_of_another_model_is_refused(model, whole, tmp_path):
     (["generator.model.lora.rank=4", "generator.adapter=somewhere"], r"generator\.adapter=somewhere needs generator\."),
     (["generator.model.lora.rank=4", "verifier.model.lora.rank=4", "verifier.sft.start=generator",
       "generator.sft.full=True", "generator.checkpoint=a/b", "verifier.checkpoint=a/b"],
-     r"generator\.sft\.full=True and verifier\.sft\.full=False: the verifier's stage 1 goes on from what"),
+     r"generator\.sft\.full=True and verifier\.sft\.full=False: the verifier's stage 1 continues from the"),
     (["generator.model.lora.rank=17", "generator.sft.full=True"], r"generator\.model: lora\.rank=17 is above 16, the"),
-])  # fmt: skip
+])
 def test_settings_that_cannot_work_are_one_line(settings, message):
     with pytest.raises(ValueError, match=message):
         validate(load_config(str(CONFIGS / "tiny.py"), settings))
@@ -435,7 +435,7 @@ def one_policy(model):
 
 @pytest.mark.parametrize("said, rank", [
     ("verifier.adapter=generator", 0), ("verifier.adapter=generator", RANK), ("arm=self_verify", RANK),
-    ("arm=no_labels", 0)])  # fmt: skip
+    ("arm=no_labels", 0)])
 def test_both_roles_can_be_one_policy(model, one_policy, tmp_path, said, rank):
     """Turns of either role change what both sample with; a resumed run is the same; a checkpoint holds it once."""
     config, policies = config_of(model, said, *ranks(rank)), one_policy(rank)
@@ -494,10 +494,10 @@ def test_one_policy_rehearses_solutions_while_it_learns_to_judge():
 
 @pytest.mark.parametrize("settings, message", [
     (["verifier.adapter=generator", "verifier.model.width=64"],
-     "makes both roles one policy, and generator and verifier differ in model: give both the same"),
-    (["arm=self_verify", "verifier.model.width=64"], "arm=self_verify makes both roles one policy, and generator and "),
+     "makes both roles one policy, but generator and verifier differ in model: give both the same"),
+    (["arm=self_verify", "verifier.model.width=64"], "arm=self_verify makes both roles one policy, but generator and "),
     (["generator.adapter=generator"], r"generator\.adapter=generator: only the verifier can be the generator's policy"),
-])  # fmt: skip
+])
 def test_roles_that_cannot_be_one_policy(settings, message):
     with pytest.raises(ValueError, match=message):
         validate(load_config(str(CONFIGS / "tiny.py"), settings))

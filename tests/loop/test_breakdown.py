@@ -82,7 +82,7 @@ def test_a_role_whose_parameters_broke_is_not_saved():
     ("verifier", {"checkpoint": "a/b"}, "verifier.checkpoint=a/b has changed"),
     ("problems", {}, "the problems of train.jsonl or test.jsonl have changed"),
     ("templates", {}, "a template file has changed"),
-])  # fmt: skip
+])
 def test_a_run_does_not_go_on_from_something_else(name, settings, words):
     config = default_config()
     config.task.train, config.task.test = "train.jsonl", "test.jsonl"

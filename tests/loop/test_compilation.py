@@ -23,7 +23,7 @@ from tango_jax.tasks.registry import make_task
 def roles():
     """Policies of small shapes, and weights to begin with."""
     config = load_config(str(CONFIGS / "tiny.py"), [f"{role}.{setting}" for role in ROLES for setting in (
-        "mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()", "prompt_buckets=()")])  # fmt: skip
+        "mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()", "prompt_buckets=()")])
     policies = policies_of(config)
     return policies, {role: policy.init(np.zeros(2, np.uint32)).weights for role, policy in policies.items()}
 
@@ -34,17 +34,17 @@ def roles():
     ("fixed_verifier", {"generator"}, {"generator": {1, 4}, "verifier": {1, 2}}),
     ("fixed_generator", {"verifier"}, {"generator": {1}, "verifier": {1, 4}}),
     ("meta_judged", {"generator", "verifier"}, {"generator": {1, 4}, "verifier": {1, 2, 4}}),
-])  # fmt: skip
+])
 def test_only_what_an_arm_calls_is_compiled(roles, monkeypatch, arm, trained, groups):
     policies, start = roles
     config = load_config(str(CONFIGS / "tiny.py"), [f"arm={arm}", "rl.samples_per_prompt=4",
-                                                    "rl.verifications_per_solution=2"])  # fmt: skip
+                                                    "rl.verifications_per_solution=2"])
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     compiled, sampled = [], {}
     monkeypatch.setattr(CompileAhead, "__call__", lambda _, fn: lambda *args: (
-        compiled.append(fn), jax.eval_shape(fn, *args))[1])  # fmt: skip
+        compiled.append(fn), jax.eval_shape(fn, *args))[1])
     monkeypatch.setattr(Sampler, "compile_ahead", lambda self, ahead, weights, group_sizes: sampled.update(
-        {role: group_sizes for role, policy in policies.items() if policy.sampler is self}))  # fmt: skip
+        {role: group_sizes for role, policy in policies.items() if policy.sampler is self}))
     context = RunContext(config, task, policies, {}, PhaseTimer(), load_method(config, task))
     with Console(enabled=False).stage("Compiling", 2) as progress:
         compilation.compile_run(context, start, progress, Preemption(is_watching=False))

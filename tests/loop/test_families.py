@@ -21,7 +21,7 @@ SMALL = [
     "rl.prompts_per_step=2", "rl.samples_per_prompt=2", "rl.generator_steps=1", "rl.warmup_steps=1",
     "task.validation=2", "eval.problems=2",
     *(f"{role}.{setting}" for role in ROLES for setting in ("max_response=24", "row_buckets=(4,)", "mesh.fsdp=1")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

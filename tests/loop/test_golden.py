@@ -26,7 +26,7 @@ NAMES = (
     "verifier/reward/correctness", "verifier/reward/format", "verifier/label_count_correct",
     *(f"{role}/{name}" for role in ("generator", "verifier")
       for name in ("tokens_sampled", "loss", "grad_norm", "entropy", "kl")),
-)  # fmt: skip
+)
 
 
 def chosen(workdir: Path) -> list[dict]:

@@ -59,7 +59,7 @@ def starting_from(workdir, *overrides):
     (6, None, ["sft.max_heldout_loss=0.3"], [], r"0\.400 per token and so failed its own gate, .*loss=0\.3:"),
     (6, None, [], ["sft.max_heldout_loss=0.39"], r"0\.400 per token; the gate here is .*max_heldout_loss=0\.39"),
     (6, {"heldout_loss": float("inf")}, ["sft.max_heldout_loss=1.0"], [], "failed its own gate"),
-])  # fmt: skip
+])
 def test_what_is_no_start_is_refused_before_anything_is_made(source, tmp_path, monkeypatch, step, meta, old, here,
                                                              message):
     config = starting_from(source(step, meta, *old), *here)
@@ -86,7 +86,7 @@ def test_what_is_no_start_is_refused_before_anything_is_made(source, tmp_path, m
     (6, None, [], ["sft.steps=3"]),
     (3, None, ["sft.steps=3"], ["sft.steps=3"]),  # what the message above proposes
     (6, None, ["sft.max_heldout_loss=0.4"], ["sft.max_heldout_loss=0.5"]),
-])  # fmt: skip
+])
 def test_a_finished_stage_one_is_a_start(source, step, meta, old, here):
     config = starting_from(source(step, meta, *old), *here)
     before = config.to_dict()
@@ -127,7 +127,7 @@ def test_one_policy_does_not_start_from_two(source, tmp_path, old, here, is_refu
     config = load_config(TINY, [*start, *here])
     if not is_refused:
         return check_init_from(config)
-    with pytest.raises(ValueError, match=r"^verifier\.init_from=.*: both roles are one policy here, and two in"):
+    with pytest.raises(ValueError, match=r"^verifier\.init_from=.*: here both roles are one policy, but that run has"):
         check_init_from(config)
 
 
@@ -191,7 +191,7 @@ def test_what_is_finished_is_looked_at_again_when_it_is_loaded(source):
     (["generator.sft.steps=0", "verifier.sft.steps=0"], r"no role has a stage 1 to run .*generator\.sft\.steps=0"),
     (["generator.init_from=elsewhere", "verifier.sft.steps=0"], r"generator\.init_from='elsewhere'.*init_from=\)"),
     (["generator.init_from=none", "verifier.sft.start=generator"], r"generator\.init_from=none: there is no stage-1"),
-])  # fmt: skip
+])
 def test_the_command_for_stage_one_says_when_there_is_none(tmp_path, monkeypatch, overrides, message):
     """Before, it read the weights of both models and left nothing."""
     monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)

@@ -49,7 +49,7 @@ def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
         "verifier/length_mean": 5.0, "verifier/length_max": 8, "verifier/truncation_rate": 0.25,
         "verifier/tokens_sampled": 20, "verifier/decode_waste": 1 - 20 / 32, "verifier/prompts_shortened": 2,
         "verifier/shortened_rate": 0.5,
-    }  # fmt: skip
+    }
     assert shown == ["0 of 4 verifications sampled", "3 of 4 verifications sampled", "reading what the verifier wrote"]
 
 
@@ -71,14 +71,14 @@ def test_an_evaluation_says_what_the_grader_could_not_judge(monkeypatch, tmp_pat
     metrics = measure.evaluate_roles(context, {}, []).metrics
     assert {name: metrics[name] for name in metrics if name.startswith("grader/")} == {
         "grader/eval_errors": 2, "grader/eval_timeouts": 1, "grader/eval_overlong": 0,
-    }  # fmt: skip
+    }
     stream = io.StringIO()
     with RunLog(tmp_path, default_config(), Console(stream=stream), 0) as log:
         log.write(7, "eval", metrics)
         log.write(8, "eval", metrics | dict.fromkeys(metrics, 0))
     assert stream.getvalue().count("could not judge") == 1
     assert "answers of the evaluation after turn 7; they count as wrong: 2 errors, 1 timeouts" in (
-        stream.getvalue().replace("\n", " "))  # fmt: skip
+        stream.getvalue().replace("\n", " "))
 
 
 def test_a_fixed_pool_says_what_the_grader_could_not_judge(monkeypatch, caplog):
@@ -87,7 +87,7 @@ def test_a_fixed_pool_says_what_the_grader_could_not_judge(monkeypatch, caplog):
     task = types.SimpleNamespace(
         pool_solution=lambda index: (Problem("p", "q", "1"), solution().text), grade_kind="math", min_steps=1,
         gold_steps=None,
-    )  # fmt: skip
+    )
     with caplog.at_level(logging.WARNING):
         pool = measure.fixed_pool(task, 2)
     assert [item.is_correct for item in pool] == [True, False]

@@ -80,7 +80,7 @@ class MeshTrain:
             subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                              env=on_devices(4) | together | {"JAX_PROCESS_ID": str(number)})
             for number in range(2)
-        ]  # fmt: skip
+        ]
 
     def run_two(self, workdir: Path, *overrides: str) -> None:
         for process in [finish(process) for process in self.start_two(workdir, *overrides)]:
@@ -166,7 +166,7 @@ def test_a_mesh_changes_no_number_of_adapters(mesh_train, base, tmp_path):
     """On the parameters of stage 1; matrices are split over fsdp and tensor, decoding weights over two devices. One
     base is float32, the other int8."""
     adapters = [f"{role}.{setting}" for role in ROLES for setting in (
-        "model.lora.rank=4", "sft.full=True", "optimizer.lora_lr=3e-3")]  # fmt: skip
+        "model.lora.rank=4", "sft.full=True", "optimizer.lora_lr=3e-3")]
     settings = [*from_base(base), *adapters, "verifier.model.lora.base_dtype=int8"]
     for layout in ("one_device", "2x2x2"):
         mesh_train.run(layout, tmp_path / layout, *settings)
@@ -211,7 +211,7 @@ def assert_lost(ends: list[Finished], number: int, workdir: Path) -> None:
     # Either the next exchange fails and is caught, or jax aborts the process.
     assert survivor.code in (PEER_LOST, -signal.SIGABRT), survivor.stderr[-3000:]
     if survivor.code == PEER_LOST:
-        assert "lost another one during Stage 2: reinforcement learning" in survivor.stderr
+        assert "lost another process during Stage 2: reinforcement learning" in survivor.stderr
     else:  # the trace that the abort leaves names the function
         assert "loop/turn.py" in survivor.stderr or "loop/run.py" in survivor.stderr
     assert not (workdir / "summary.json").exists()

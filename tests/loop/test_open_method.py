@@ -37,7 +37,7 @@ def every_step_alone(t):
     steps = step_rewards(t, solutions, [(True,) * len(one.steps) or None for one in solutions])
     alpha = alpha_of(t.generator_step, t.rl, 0.0)
     terms = {"outcome": (1 - alpha, t.algorithm.outcome(reward, solutions)),
-             "steps": (alpha, t.algorithm.step(steps, solutions))}  # fmt: skip
+             "steps": (alpha, t.algorithm.step(steps, solutions))}
     return Lesson(solutions, reward, terms, {"generator/alpha": alpha, "generator/mine": 7.0}, step_rewards=[steps])
 
 
@@ -57,7 +57,7 @@ METHOD = "\n".join([
     'mine = dataclasses.replace(ARMS["grpo"], label="mine", look=Look("#123456", ":", "x"),',
     '    turns={"generator": every_step_alone})',
     'halved = algorithms.Algorithm(halved_outcome, algorithms.ALGORITHMS["grpo"].step_fn)',
-])  # fmt: skip
+])
 
 
 def settings(*overrides: str):
@@ -69,12 +69,12 @@ def settings(*overrides: str):
 def of_file(folder: Path, *overrides: str):
     place = folder / "method.py"
     return settings(f"arm={place}:mine", f"generator.loss.algorithm={place}:halved",
-                    f"generator.loss.term={place}:less_entropy", *overrides)  # fmt: skip
+                    f"generator.loss.term={place}:less_entropy", *overrides)
 
 
 def numbers(workdir: Path) -> list[dict]:
     return [{name: value for name, value in row.items() if not name.startswith(("time/", "throughput/", "memory/"))}
-            for row in read_metrics(workdir / "metrics.jsonl")]  # fmt: skip
+            for row in read_metrics(workdir / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_run_by_file_learns_by_its_method_and_stores_it(made):
 def test_by_object_it_is_the_same_and_resumes_only_from_the_same_source(made, tmp_path):
     def run(arm: Arm) -> dict:
         return train(settings(), tmp_path / "run", SILENT, arm=arm, algorithms={"generator": HALVED},
-                     loss_terms={"generator": less_entropy})  # fmt: skip
+                     loss_terms={"generator": less_entropy})
 
     summary = run(MINE)
     assert numbers(tmp_path / "run") == numbers(made / "run") and summary["arm"] == "mine"
@@ -177,6 +177,6 @@ def test_what_a_closure_holds_is_part_of_the_method(tmp_path):
     started(0.5)
     with pytest.raises(ValueError, match="another method .arm: the text of the object mine differs from the one"):
         started(0.9)
-    with pytest.raises(ValueError, match=r"arm=python:mine: mine holds what cannot be compared when the run is "
+    with pytest.raises(ValueError, match=r"arm=python:mine: mine holds a value that cannot be compared when the run is "
                        r"resumed \(cannot pickle '_thread.lock' object\): hand over numbers, texts and functions"):
         started(threading.Lock())

@@ -35,9 +35,9 @@ def asked(monkeypatch):
             accepts = [bool(row % 2 and has_signal[0]) for row in range(len(owners))]
             records = [verification("CORRECT" if one else "INCORRECT") for one in accepts]
         rollout = Rollout((np.zeros(2, int),) * len(owners), (np.full(2, LOGP, np.float32),) * len(owners),
-                          np.zeros(len(owners), bool), 1, len(owners))  # fmt: skip
+                          np.zeros(len(owners), bool), 1, len(owners))
         return Responses(role, parents, [[1]] * len(parents), group_size, rollout, with_parents(records, owners), {},
-                         prompt.name)  # fmt: skip
+                         prompt.name)
 
     monkeypatch.setattr(turns, "respond", respond)
     monkeypatch.setattr(turns, "update_policy", lambda *arguments: (None, {}))

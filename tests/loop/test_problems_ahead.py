@@ -43,7 +43,7 @@ TASK = Task("own", "string", 1, number("train"), number("test"), num_test=3)
     ("tango", TASK, {"test": 3, "train": 48}),  # both roles take the same problems
     ("tango", TASK._replace(verifier_problem=number("own")), {"test": 3, "own": 32, "train": 48}),
     ("grpo_curriculum", TASK._replace(num_test=None, curriculum_problem=number("both")), {"test": 5, "both": 48}),
-])  # fmt: skip
+])
 def test_every_problem_of_a_run_is_looked_at_once(config, arm, task, taken):
     config.arm = arm
     method = load_method(config, task)
@@ -63,7 +63,7 @@ def test_a_late_problem_that_is_too_long_is_named_before_the_run(config, monkeyp
     config.generator.max_prompt = 24
     schedule, method = make_schedule(config), load_method(config, TASK)
     with pytest.raises(ValueError, match=r"^task.name=own.py:f: the generator's longest prompt has at least 3\d tokens "
-                       r"\(problem train/70\), more than generator.max_prompt=24: raise the limits"):  # fmt: skip
+                       r"\(problem train/70\), more than generator.max_prompt=24: raise the limits"):
         check_problems(config, POLICIES, TASK, schedule, method)
     config.generator.max_prompt, config.verifier.max_prompt = 100, 24
     with pytest.raises(ValueError, match=r"the verifier's longest prompt has at least 3\d tokens without the solution"):
@@ -79,5 +79,5 @@ def test_a_problem_that_is_too_long_for_a_turn_is_named_with_its_role(role):
     problem = number("train")(70)
     parent = Solution(problem, "", (), (), 1.0, True, None) if role == "verifier" else problem
     with pytest.raises(ValueError, match=rf"^the {role}'s prompt for problem train/70 has 3\d tokens.*; the limit is "
-                       rf"24: raise {role}.max_prompt or filter the problem; .* choose a new --workdir$"):  # fmt: skip
+                       rf"24: raise {role}.max_prompt or filter the problem; .* choose a new --workdir$"):
         build_prompts(policy, OWN[role], [parent])

@@ -45,7 +45,7 @@ def every_other(monkeypatch):
         records, counts = read(prompt, *args)
         if prompt is JUDGE:
             records = [dataclasses.replace(one, verdict="CORRECT" if row % 2 else "INCORRECT")
-                       for row, one in enumerate(records)]  # fmt: skip
+                       for row, one in enumerate(records)]
         return records, counts
 
     monkeypatch.setattr(turn, "read_responses", read_responses)
@@ -97,7 +97,7 @@ def check_what_is_shown(arm: str, workdir, rows: list[dict]) -> None:
         evaluated = [row for row in dumped if row["role"] == "evaluation"]
         assert any("second_try" in row and row["second_try"]["text"] is not None for row in evaluated)
         assert all("second_try/eval_final_accuracy" in row for row in read_metrics(workdir / "metrics.jsonl")
-                   if row["phase"] == "eval")  # fmt: skip
+                   if row["phase"] == "eval")
         [run_shown] = find_runs([workdir])
         shown = {item["title"]: [trace["name"] for trace in item["traces"]] for item in charts.training(run_shown)}
         assert "greedy, with second tries" in shown["Generator"]
@@ -150,7 +150,7 @@ def test_only_the_teacher_sees_the_answer(made):
         text = text_of(policies[prompt.role], prompt, parent)
         assert text and "qqzzqq" not in text, prompt.name
     sampled = {call.prompt for arm in ARMS for rehearsal in load_method(config_of(arm)).rehearsals.values()
-               for call in rehearsal.calls.values()}  # fmt: skip
+               for call in rehearsal.calls.values()}
     assert sampled == set(parents)
 
 
@@ -173,7 +173,7 @@ def test_further_prompts_hold_the_earlier_texts(made):
 def test_a_template_in_words_has_them_in_words():
     problem = Problem("p", "What is 1 + {text}?", "SECRET")
     said = Verification("SAID", (True,), "INCORRECT", 1.0, True, ("SAID",),
-                        of=Solution(problem, "TRY", ("TRY",), (), 1.0, True, None))  # fmt: skip
+                        of=Solution(problem, "TRY", ("TRY",), (), 1.0, True, None))
     second = SECOND_TRY.fields(said, False)
     question = second.question(second.text)
     assert question.startswith("What is 1 + {text}?\n") and "TRY\nSAID" in question and "SECRET" not in question
@@ -194,15 +194,15 @@ def test_a_second_prompt_that_is_too_long_is_cut_and_never_fails(made):
 
 @pytest.mark.parametrize("arm, role, text", [
     ("second_try", "generator", "second_try"), ("taught_verifier", "verifier", "informed"),
-    ("meta_judged", "verifier", "second_judgement")])  # fmt: skip
+    ("meta_judged", "verifier", "second_judgement")])
 @pytest.mark.parametrize("task_name", ["last_letter", "state_tracking"])
 def test_stage_one_has_examples_of_every_prompt(made, arm, role, text, task_name):
     """As many as of the role's own, by a teacher who is right where the answer is shown; the others are those that
     other arms learn from."""
     config = config_of(arm, f"task.name={task_name}", "task.sft_swaps=(1,2)", "task.rl_swaps=(1,2)",
-                       "task.test_swaps=(1,2)")  # fmt: skip
+                       "task.test_swaps=(1,2)")
     plain = make_task(config_of("tango", f"task.name={task_name}", "task.sft_swaps=(1,2)", "task.rl_swaps=(1,2)",
-                                "task.test_swaps=(1,2)"), {})  # fmt: skip
+                                "task.test_swaps=(1,2)"), {})
     task = task_of(config)
     examples = [task.sft_example(role, "train", index) for index in range(60)]
     assert [example.prompt for example in examples] == ["", text] * 30
@@ -234,4 +234,4 @@ def test_examples_of_every_prompt_fit_where_there_is_room(made):
 def test_arms_with_further_prompts_say_so_in_their_stage_one():
     kinds = {name: kind for name in ARMS if (kind := load_method(config_of(name)).stage_one_kind)}
     assert kinds == {"self_verify": "one_policy", "no_labels": "one_policy", "second_try": "one_policy,second_try",
-                     "taught_verifier": "informed", "meta_judged": "second_judgement"}  # fmt: skip
+                     "taught_verifier": "informed", "meta_judged": "second_judgement"}

@@ -143,7 +143,7 @@ def train_here(tiny_train, monkeypatch, capsys):
         code = None
         try:
             train.main([f"--config={CONFIGS / 'tiny.py'}", f"--workdir={workdir}",
-                        *(f"--config.{setting}" for setting in settings)])  # fmt: skip
+                        *(f"--config.{setting}" for setting in settings)])
         except SystemExit as stopped:
             code = str(stopped)
         return code, capsys.readouterr().out

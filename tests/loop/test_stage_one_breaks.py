@@ -76,7 +76,7 @@ def run(monkeypatch, policy, workdir, losses=None, weights=None, heldout=None, p
     policy = dataclasses.replace(policy, config=config.generator)
     task = make_task(config, {"generator": policy.tokenizer, "verifier": policy.tokenizer})
     return stage_one.run_sft(policy, task, config, workdir, Console(enabled=False), "stage 1", preemption,
-                             start_params)  # fmt: skip
+                             start_params)
 
 
 def saved(workdir) -> list[int]:
@@ -98,7 +98,7 @@ NAN, INF = float("nan"), float("inf")
     (dict(weights={6: INF}), 6, "left values in params/weight that are not finite", [3]),
     (dict(weights={6: 1e38}), 6, "left values in params/weight that are not finite or absurdly large", [3]),
     (dict(heldout={6: NAN}, max_heldout_loss=2.0), 6, "led to a held-out loss of nan", [3]),
-])  # fmt: skip
+])
 def test_what_is_not_finite_is_never_saved(policies, tmp_path, monkeypatch, script, step, what, kept):
     with pytest.raises(FloatingPointError, match=rf"^step {step} of the generator's stage 1 {what}.*new --workdir"):
         run(monkeypatch, policies["generator"], tmp_path, **script)

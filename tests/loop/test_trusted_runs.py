@@ -51,7 +51,7 @@ def test_without_trust_a_run_is_grpo_to_the_digit(folder, doubted, train):
     train(config_of("arm=grpo"), folder / "grpo")
     ours, theirs = ([{name: value for name, value in row.items() if name.startswith("generator/")}
                      for row in read_metrics(path / "metrics.jsonl") if row["phase"] == "generator"]
-                    for path in (doubted, folder / "grpo"))  # fmt: skip
+                    for path in (doubted, folder / "grpo"))
     assert len(theirs) == 6
     for mine, plain in zip(ours, theirs, strict=True):
         assert mine | plain == mine and mine["generator/trust"] == 0
@@ -109,7 +109,7 @@ def test_the_dump_says_which_solutions_were_judged(folder, train):
         has_right = any(row["solution"]["is_correct"] for row in members)
         assert [len(row["verifications"]) for row in members] == [int(not has_right)] * len(members)
     shares = [row["generator/judged_share"] for row in read_metrics(folder / "failed/metrics.jsonl")
-              if row["phase"] == "generator"]  # fmt: skip
+              if row["phase"] == "generator"]
     judged = [row for row in rows if row["verifications"]]
     assert np.mean(shares) == pytest.approx(len(judged) / len(rows))
 

@@ -57,7 +57,7 @@ def test_a_policy_gets_old_and_reference_log_probs_before_its_first_update():
     assert metrics == pytest.approx({
         "generator/loss": 2.5, "generator/tokens": 21.0, "generator/kl": (0 * 14 + 1 * 7 + 2 * 14 + 4 * 7) / 42,
         "generator/kl_first": 0.0, "generator/logprob_gap_max": 9e-6,
-    })  # fmt: skip
+    })
     first, second = calls[0][1], calls[1][1]
     assert calls[0][0].params is PARAMS and calls[1][0].params is not PARAMS
     assert calls[2][1] is first and calls[3][1] is second
@@ -81,14 +81,14 @@ def test_the_tries_of_a_problem_stay_in_one_minibatch(mesh):
     problems = [Problem(name, "", "") for name in "abc"]
     records = [problems[number] for number in (0, 0, 1, 1, 2, 2, 0, 2)]
     rollout = Rollout(tuple(np.full(2, b + 1, np.int32) for b in range(8)), (np.zeros(2, np.float32),) * 8,
-                      np.zeros(8, bool), 2, 16)  # fmt: skip
+                      np.zeros(8, bool), 2, 16)
     learner = Responses("generator", records, [[b] for b in range(8)], 1, rollout, records, {}, "", 12, True)
     adv_BT = np.repeat(np.arange(1, 9, dtype=np.float32)[:, None], config.max_response, axis=1)
     seen, shapes = [], set()
     for number in range(2):
         batch = pack_minibatch(config, policy.placement, number, learner, adv_BT, action_mask(config, rollout))
         adv_NZRT, is_action_NZRT, weight_NZRT = (np.asarray(one) for one in (
-            batch.adv_NZRT, batch.is_action_NZRT, batch.weight_NZRT))  # fmt: skip
+            batch.adv_NZRT, batch.is_action_NZRT, batch.weight_NZRT))
         seen.append(sorted({int(value) - 1 for value in adv_NZRT[is_action_NZRT]}))
         shapes.add(adv_NZRT.shape)
         np.testing.assert_allclose(weight_NZRT[is_action_NZRT].sum(), 1.0, rtol=1e-6)  # token_mean of the minibatch

@@ -26,7 +26,7 @@ def test_the_run_ends_with_its_results(tiny_run):
         "arm": None, "seed": None, "wall_seconds": None, "compiles_after_warmup": None, "logprob_gap_max": None,
         "generator": {"accuracy_initial", "accuracy_final"},
         "verifier": {"step_f1_initial", "step_f1_final", "outcome_f1_initial", "outcome_f1_final"},
-    }  # fmt: skip
+    }
     assert (summary["arm"], summary["seed"], summary["compiles_after_warmup"]) == ("tango", 0, 0)
     assert 0 < summary["logprob_gap_max"] < 1e-4
     listed = {Path(line.strip()) for line in stdout.split("\nfiles:\n")[1].splitlines()}
@@ -45,7 +45,7 @@ def test_both_roles_take_their_turns(tiny_run):
     assert turns == list(enumerate(phases, 1))
     assert [(row["step"], row["generator_step"]) for row in rows if row["phase"] == "eval"] == [
         (0, 0), (2, 0), (5, 3), (9, 6), (LAST_TURN, 6),
-    ]  # fmt: skip
+    ]
     assert None not in [value for row in rows for value in row.values()]
 
 

@@ -79,7 +79,7 @@ def test_no_command_touches_a_workdir_that_another_process_works_in(busy, module
     with pytest.raises(SystemExit) as stopped:
         module.main([f"--config={ROOT / 'configs/tiny.py'}", f"--workdir={busy}"])
     assert re.fullmatch(rf"error: {busy} is in use by process \d+ on \S+: let it end, or choose another folder",
-                        str(stopped.value))  # fmt: skip
+                        str(stopped.value))
     assert contents(busy) == before
 
 
@@ -124,7 +124,7 @@ def test_a_finished_run_needs_no_lock_and_is_not_written_to(workdir, config):
     verifier = {f"{kind}_f1_{when}": None for kind in ("step", "outcome") for when in ("initial", "final")}
     generator = {"accuracy_initial": 0.0, "accuracy_final": 0.5}
     summary = {"generator": generator, "verifier": verifier, "arm": "tango", "seed": 0, "wall_seconds": 1.0,
-               "compiles_after_warmup": 0, "logprob_gap_max": 0.0}  # fmt: skip
+               "compiles_after_warmup": 0, "logprob_gap_max": 0.0}
     (workdir / "summary.json").write_text(json.dumps(summary))
     before = contents(workdir)
     other = config.copy_and_resolve_references()
@@ -218,7 +218,7 @@ def test_a_start_with_damaged_weights_leaves_nothing_behind(tmp_path, workdir, s
     arrays = load_file(weights)
     save_file(arrays | {"model.norm.weight": np.full_like(arrays["model.norm.weight"], np.nan)}, weights)
     of_a_role = (f"checkpoint={model}", f"sft.steps={stage_one}", "max_prompt=200", "max_response=100", "mesh.fsdp=1",
-                 "prompt_buckets=()", "cache_buckets=()")  # fmt: skip
+                 "prompt_buckets=()", "cache_buckets=()")
     overrides = [f"{role}.{setting}" for role in ROLES for setting in of_a_role]
     config = load_config("tiny", [*overrides, "compile_cache="])
     assert "the array final_norm holds values that are NaN" in refused(run.run_or_resume, config, workdir, SILENT)

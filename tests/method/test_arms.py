@@ -34,7 +34,7 @@ SILENT = Console(enabled=False)
 OWN = Arm(
     help="an arm of one's own", label="own label", look=Look("#123456", "--", "cross"), is_interleaved=False,
     needs_gold_steps=True, turns={"generator": baselines.solve_with_gold_steps, "verifier": tango.judge},
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -89,4 +89,4 @@ def test_an_arm_of_ones_own_is_planned(config):
     assert plan.counts == {"verifier": 1, "generator": 2}
     assert {role: set(turn.sampled) for role, turn in plan.likely.turns.items()} == {
         "verifier": {"generator", "verifier"}, "generator": {"generator"},
-    }  # fmt: skip
+    }

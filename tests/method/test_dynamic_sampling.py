@@ -27,7 +27,7 @@ class Numbered:
         rollout = Rollout(
             tokens=tuple(np.array([token]) for token in ids), logps=tuple(np.array([-float(token)]) for token in ids),
             is_truncated_B=np.array([token % 2 == 1 for token in ids]), decode_steps=4, row_steps=20,
-        )  # fmt: skip
+        )
         metrics = {f"{role}/tokens_sampled": 6, f"{role}/length_max": 4 + number, f"{role}/length_mean": 2.0 * number,
                    "grader/timeouts": number}
         return responses_of(role, parents, samples, records).replace(rollout=rollout, metrics=metrics)
@@ -74,7 +74,7 @@ def test_a_batch_with_signal_everywhere_stays_as_it_is():
     assert metrics == {
         "generator/reward/outcome": 0.5, "generator/groups_without_signal": 0.0, "generator/groups_filled_up": 0.0,
         "generator/batches_sampled": 1,
-    }  # fmt: skip
+    }
 
 
 def test_further_problems_replace_those_without_signal():
@@ -130,7 +130,7 @@ def test_one_batch_alone_is_taken_as_it_is():
     chosen, metrics, numbers = sample([[0, 0, 0, 1, 0, 0]], 1)
     assert numbers == [0] and texts_of(chosen) == ["0", "1", "10", "11", "20", "21"]
     assert metrics == {"generator/reward/outcome": pytest.approx(1 / 6),
-                       "generator/groups_without_signal": pytest.approx(2 / 3)}  # fmt: skip
+                       "generator/groups_without_signal": pytest.approx(2 / 3)}
 
 
 def test_parents_move_with_their_problem():
@@ -209,7 +209,7 @@ def test_the_share_of_right_solutions_is_of_all_that_were_sampled():
                 records = [dataclasses.replace(solution(place < 2), problem=one) for place, one in enumerate(parents)]
                 return responses_of("generator", parents, 1, records)
             records = [dataclasses.replace(verification(verdict), of=one) for one in parents
-                       for verdict in ("CORRECT", "CORRECT" if one.is_correct else "INCORRECT")]  # fmt: skip
+                       for verdict in ("CORRECT", "CORRECT" if one.is_correct else "INCORRECT")]
             return responses_of("verifier", parents, samples, records)
 
     task = task_of()._replace(verifier_problem=lambda index: Problem(str(index), "", ""))

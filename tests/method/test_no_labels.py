@@ -41,14 +41,14 @@ def labels_of(responses: Responses) -> list[bool]:
 
 def test_the_most_frequent_answer_is_taken_for_the_gold_one():
     found, metrics = labelled(["a", " a", "b"], ["c", "d", "c"], [None, None, "b"], [None, None, None],
-                              ["d", "b", None])  # fmt: skip
+                              ["d", "b", None])
     assert labels_of(found) == [
         True, True, False,  # not the gold answer, which one sample has
         True, False, True,
         False, False, True,  # of one answer, that one
         False, False, False,
         True, False, False,  # of two as frequent, the first
-    ]  # fmt: skip
+    ]
     # Labels and grades differ for a, a, b of the first group, c and c of the second, d and b of the last.
     assert metrics["generator/label_accuracy"] == pytest.approx(8 / 15)
     assert metrics["generator/labelled_right"] == pytest.approx(6 / 15)
@@ -88,12 +88,12 @@ def test_a_verifier_learns_from_one_solution_of_each_problem_of_either_label():
 
 def test_the_verifiers_turn_is_rewarded_by_the_label_of_what_it_judges():
     said = {"generator": [answered(answer) for answer in ("a", "a", "b", "b", "c", "b")],
-            "verifier": [verification(verdict) for verdict in ("CORRECT", "INCORRECT", "CORRECT") * 2]}  # fmt: skip
+            "verifier": [verification(verdict) for verdict in ("CORRECT", "INCORRECT", "CORRECT") * 2]}
     t = turn_of(settings(2, 3), "verifier", said, phase="warmup")
     lesson = judge_without_labels(t)
     # Of the first problem a right solution by the label, a, which the grade rejects; of the second a wrong one, c.
     assert [(answer_of(one.text), one.label, one.is_correct) for one in lesson.responses.parents] == [
-        ("a", True, False), ("c", False, False)]  # fmt: skip
+        ("a", True, False), ("c", False, False)]
     np.testing.assert_array_equal(lesson.reward.terms[0].value, [1, 0, 1, 0, 1, 0])
     assert lesson.memory.label_counts == (3.0, 3.0)  # the first batch, as it is
 
@@ -105,7 +105,7 @@ def test_every_process_labels_its_share_and_all_have_the_same(monkeypatch):
     monkeypatch.setattr(loop_turn.hosts, "join_parts", lambda own: [*own, *(other if len(own) == 2 else [0])])
     monkeypatch.setattr(loop_turn.hosts, "own_part", lambda items: items[:2])
     monkeypatch.setattr(loop_turn, "grade_own_solutions", lambda task, problems, texts: graded.extend(texts) or (
-        GradeReport((True, True), 1, 2, 0, ("", ""))))  # fmt: skip
+        GradeReport((True, True), 1, 2, 0, ("", ""))))
     context = types.SimpleNamespace(timer=PhaseTimer(), task=None)
     t = turn_of(settings(2, 3), "generator", {"generator": [answered(one) for group in answers for one in group]})
     monkeypatch.setattr(t._work, "grade", loop_turn.PolicyWork(context, {}).grade)
@@ -121,9 +121,9 @@ def test_groups_count_whose_majority_the_verifier_confirms():
     verdicts = ["INCORRECT", "INVALID", "CORRECT",  # none of the two of the majority
                 "CORRECT", "INCORRECT", "INCORRECT",  # half of them
                 "CORRECT", "CORRECT", "CORRECT",  # there is no majority
-                "CORRECT", "INCORRECT", "CORRECT"]  # fmt: skip
+                "CORRECT", "INCORRECT", "CORRECT"]
     said = {"generator": [answered(answer) for group in groups for answer in group],
-            "verifier": [verification(verdict, format_score=0.0) for verdict in verdicts]}  # fmt: skip
+            "verifier": [verification(verdict, format_score=0.0) for verdict in verdicts]}
     t = turn_of(settings(4, 3), "generator", said)
     lesson = solve_without_labels(t)
     rewards = lesson.reward

@@ -32,9 +32,9 @@ MISTAKES = {
     "a known name": ("tango = ARMS['tango']\n", {"arm": "own.py:tango"}, "has the name of an arm that is built in"),
     "no turns": ("arm = dataclasses.replace(GRPO, turns={})\n", {"arm": "own.py:arm"}, "turns must be a mapping from"),
     "another role": ("arm = dataclasses.replace(GRPO, turns={'judge': solve})\n", {"arm": "own.py:arm"},
-                     "turns must be a mapping from generator or verifier to a function of a Turn, and is "),
+                     "turns must be a mapping from generator or verifier to a function of a Turn, not "),
     "no function": ("arm = dataclasses.replace(GRPO, turns={'generator': 'solve'})\n", {"arm": "own.py:arm"},
-                    "turns must be a mapping from generator or verifier to a function of a Turn, and is "),
+                    "turns must be a mapping from generator or verifier to a function of a Turn, not "),
     "another signature": ("def f(a, b):\n    pass\narm = dataclasses.replace(GRPO, turns={'generator': f})\n",
                           {"arm": "own.py:arm"}, r"own\.py, line \d+: TypeError: f\(\) missing 1 required positional"),
     "a verifier that it does not have": (
@@ -45,8 +45,9 @@ MISTAKES = {
                                 {"verifier.loss.term": "own.py:t"}, r"must return a float for each token, \[2, 5\]"),
     "a term that fails": ("def t(tokens):\n    return tokens.nothing\n", {"generator.loss.term": "own.py:t"},
                           r"own\.py, line \d+: AttributeError: .*'nothing'"),
-    "arms of one name": ("", {"ablation.arms": ("own.py:mine", "other.py:mine")}, "has two arms of one name"),
-}  # fmt: skip
+    "arms of one name": ("", {"ablation.arms": ("own.py:mine", "other.py:mine")},
+                         "has two arms with the same name"),
+}
 
 
 @pytest.mark.parametrize("text, changed, message", MISTAKES.values(), ids=list(MISTAKES))
@@ -75,7 +76,7 @@ mine = Algorithm(outcome, ALGORITHMS["grpo"].step_fn)
     (OF_ROWS, r"its advantages are of shape \[8\]; there must be a finite number for each token, \[8, \d+\]"),
     (INFINITE, r"its advantages are of shape \[8, \d+\] and not finite; there must be a finite number for each token"),
     (FAILING, "KeyError: group"),
-])  # fmt: skip
+])
 def test_an_algorithm_that_fails_is_found_before_the_run(text, message, tmp_path):
     (tmp_path / "own.py").write_text(text + ALGORITHM)
     with pytest.raises(ValueError) as error:
@@ -144,7 +145,7 @@ def test_the_record_of_an_arm_is_stored_whole():
 def test_a_name_that_is_none_is_told_with_the_closest():
     with pytest.raises(ValueError, match=r"arm='tangoo' is not one of tango, grpo, .* \(did you mean tango\?\)"):
         load_arm("tangoo")
-    with pytest.raises(ValueError, match="arm='xyz' is not one of tango, grpo, .*; one of your own is FILE.py:name"):
+    with pytest.raises(ValueError, match="arm='xyz' is not one of tango, grpo, .*; your own arm is FILE.py:name"):
         load_arm("xyz")
 
 

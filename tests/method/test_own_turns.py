@@ -28,7 +28,7 @@ from torture.runs import ROLES, SMALL
 SILENT = Console(enabled=False)
 FILE = TESTS / "support/own_turns.py"
 METHODS = {"agreed": own_turns.solve_where_both_agree, "rewriting": own_turns.solve_and_rewrite,
-           "debate": own_turns.judge_a_debate}  # fmt: skip
+           "debate": own_turns.judge_a_debate}
 
 
 # --------------------------------------------------------------------------------------------------- what they teach
@@ -42,13 +42,13 @@ def test_only_solutions_on_which_both_judgements_agree_are_rewarded_by_steps():
     solved = [solution(grade, tokens=5, steps=("a", "b"), step_ends=(1, 3)) for grade in (True, False)]
     said = [verification(judgements=pair) for pair in ((True, False), (True, False), (True, True), (True, False))]
     t = turn_of(settings(1, 2, alpha_schedule="none", alpha_initial=0.5), "generator",
-                {"generator": solved, "verifier": said})  # fmt: skip
+                {"generator": solved, "verifier": said})
     lesson = own_turns.solve_where_both_agree(t)
     assert [one.of_steps for one in lesson.step_rewards] == [[(0.5, -0.5), None]]
     assert lesson.metrics["generator/agreed"] == 0.5
     # Steps +1/2 and -1/2 have mean 0 and sample deviation 1/sqrt(2); a token gets those still to come.
     np.testing.assert_allclose(lesson.terms["agreed steps"][1], [
-        [0, 0, -np.sqrt(0.5), -np.sqrt(0.5), 0], [0] * 5], rtol=1e-4, atol=1e-6)  # fmt: skip
+        [0, 0, -np.sqrt(0.5), -np.sqrt(0.5), 0], [0] * 5], rtol=1e-4, atol=1e-6)
 
 
 def test_a_rewritten_step_is_graded_in_its_solution_and_both_are_trained_on():
@@ -57,7 +57,7 @@ def test_a_rewritten_step_is_graded_in_its_solution_and_both_are_trained_on():
     said = [verification("INCORRECT", (True, False)), verification()]
     new = "<think><step>deux</step></think><answer>\\boxed{b}</answer>"
     t = turn_of(settings(1, 2), "generator", {"generator": first, "verifier": said,
-                "rewrite": [solution(False, text=new, steps=("deux",), tokens=3)]})  # fmt: skip
+                "rewrite": [solution(False, text=new, steps=("deux",), tokens=3)]})
     lesson = own_turns.solve_and_rewrite(t)
     [_, _, (name, [judged])] = t._work.asked
     assert name == "rewrite" and judged is t.sampled[1][0]
@@ -74,7 +74,7 @@ def test_a_rewritten_step_is_graded_in_its_solution_and_both_are_trained_on():
 def test_the_verifier_of_a_debate_names_the_better_solution():
     said = {"generator": [solution(grade) for grade in (True, False, False, True, False, False)],
             "debate": [verification(verdict, tokens=3) for verdict in
-                       ("CORRECT", "INCORRECT", "CORRECT", "INCORRECT", "INVALID", "CORRECT")]}  # fmt: skip
+                       ("CORRECT", "INCORRECT", "CORRECT", "INCORRECT", "INVALID", "CORRECT")]}
     t = turn_of(settings(3, 2), "verifier", said, phase="warmup")
     lesson = own_turns.judge_a_debate(t)
     # The first of the first pair is right, the second of the second; of the third none is, and either will do.
@@ -97,7 +97,7 @@ def test_each_is_trained_from_a_file(name, tiny_train, tiny_run, tmp_path):
     start = [f"{role}.{setting}" for role in ROLES for setting in (f"init_from={tiny_run.workdir}", "mesh.fsdp=1")]
     config = load_config(str(CONFIGS / "tiny.py"), [
         *tiny_train.overrides, *start, f"arm={FILE}:{name}", "rollouts.every=1", "rl.generator_steps=3",
-        "rl.warmup_steps=1", "compile_cache="])  # fmt: skip
+        "rl.warmup_steps=1", "compile_cache="])
     summary = train(config, tmp_path / "run", SILENT)
     assert (summary["arm"], summary["compiles_after_warmup"]) == (name, 0)
     rows = [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if row["phase"] != "eval"]
@@ -127,7 +127,7 @@ def rows_of(t: Turn, lesson) -> list[dict]:
 
 def test_a_verifier_may_learn_from_its_second_judgements_as_well():
     said = {"generator": [solution(True), solution(False)], "verifier": [verification(tokens=3)] * 4,
-            "second_judgement": [verification("INCORRECT", (False,))] * 4}  # fmt: skip
+            "second_judgement": [verification("INCORRECT", (False,))] * 4}
     t = turn_of(settings(2, 2), "verifier", said, phase="warmup")
     judged = t.sample("verifier", t.sample("generator", t.problems("verifier")), 2)
     both = joined([judged, t.sample("verifier", judged, prompt=SECOND_JUDGEMENT)], most_prompts=8)
@@ -135,13 +135,13 @@ def test_a_verifier_may_learn_from_its_second_judgements_as_well():
     rows = rows_of(t, Lesson(both, reward, {"outcome": (1.0, t.algorithm.outcome(reward, both))}))
     assert [row["reward"]["total"] for row in rows] == [0, 1, 4, 5, 2, 3, 6, 7]  # by problems
     assert [row["verifications"][0]["verdict"] for row in rows] == ["CORRECT"] * 2 + ["INCORRECT"] * 2 + (
-        ["CORRECT"] * 2 + ["INCORRECT"] * 2)  # fmt: skip
+        ["CORRECT"] * 2 + ["INCORRECT"] * 2)
 
 
 def test_a_verifiers_turn_may_end_in_second_tries():
     """It is rewarded for what the generator makes of its judgement."""
     said = {"generator": [solution(False)] * 2, "verifier": [verification("INCORRECT", (False,))] * 4,
-            "second_try": [solution(grade, tokens=3) for grade in (True, False, True, True)]}  # fmt: skip
+            "second_try": [solution(grade, tokens=3) for grade in (True, False, True, True)]}
     t = turn_of(settings(2, 2), "verifier", said, phase="warmup")
     judged = t.sample("verifier", t.sample("generator", t.problems("verifier")), 2)
     tried = t.sample("generator", judged, prompt=SECOND_TRY)
@@ -194,7 +194,7 @@ MISTAKES = {
     "a sample whose count depends on data": (
         "solutions, reward = solved(t)\n"
         "t.sample('verifier', [one for one in solutions if one.is_correct])\nreturn taught(t, solutions, reward)",
-        r"t\.sample\(\.\.\., prompt=verifier\) has 0 to 4 parents, which depends on data: give at_most= the most that"),
+        r"t\.sample\(\.\.\., prompt=verifier\) has 0 to 4 parents, depending on data: give at_most=, the largest"),
     "more than at_most": (
         "solutions, reward = solved(t)\n"
         "t.sample('verifier', [one for one in solutions if one.is_correct], at_most=2)\n"
@@ -203,7 +203,7 @@ MISTAKES = {
     "samples that depend on data": (
         "solutions, reward = solved(t)\n"
         "t.sample('verifier', solutions, 1 + solutions[0].is_correct)\nreturn taught(t, solutions, reward)",
-        r"t\.sample\(\.\.\., prompt=verifier\) takes 1 to 2 samples by what was sampled before: take one number"),
+        r"t\.sample\(\.\.\., prompt=verifier\) takes 1 to 2 samples, depending on earlier samples: take one number"),
     "a call that depends on data": (
         "solutions, reward = solved(t)\nif solutions[0].is_correct:\n    t.sample('verifier', solutions)\n"
         "return taught(t, solutions, reward)",
@@ -238,7 +238,7 @@ MISTAKES = {
     "nothing": (USUAL.rstrip(), r"it returned None; it must return a Lesson"),
     "responses of the other role": (
         USUAL + "return taught(t, judged, Rewards(np.arange(4, dtype=np.float32), {}))",
-        r"the lesson's responses are 4 of the verifier; they must be responses of the generator, one at least"),
+        r"the lesson's responses are 4 of the verifier; they must be at least one response of the generator"),
     "responses of both roles": (
         USUAL + "both = joined([solutions, judged], 8)\n"
         "return taught(t, both, Rewards(np.arange(len(both), dtype=np.float32), {}))",
@@ -249,7 +249,7 @@ MISTAKES = {
     "a metric that another part of the turn has": (
         USUAL + "return taught(t, solutions, reward, metrics={'generator/reward/outcome': 1.0, "
         "'generator/length_max': 1.0})",
-        "metrics of the name generator/length_max and generator/reward/outcome: rename"),
+        "metrics named generator/length_max and generator/reward/outcome: rename"),
     "memory changed in place": (
         USUAL + "t.memory.own['turns'] = 1.0\nreturn taught(t, solutions, reward)",
         r"own\.py, line \d+: TypeError: 'mappingproxy' object does not support item assignment"),
@@ -262,7 +262,7 @@ MISTAKES = {
     "a clock": (
         USUAL + "own = Rewards(reward.reward_B + np.float32(time.perf_counter_ns() % 1e6), reward.metrics)\n"
         "return taught(t, solutions, own)",
-        "with the same responses it has another result each time: a turn has to be a function of the Turn alone"),
+        "with the same responses it has another result each time: a turn must be a function of the Turn alone"),
     "random numbers": (
         USUAL + "own = Rewards(np.random.random(len(solutions)).astype(np.float32), reward.metrics)\n"
         "return taught(t, solutions, own)",
@@ -272,14 +272,14 @@ MISTAKES = {
         r"there is no stream of problems 'hard': choose one of train, verifier, curriculum"),
     "another role's prompt": (
         "from tango_jax.text.prompts import JUDGE\nsolutions = t.sample('generator', t.problems(), 2, prompt=JUDGE)\n",
-        r"t\.sample\('generator', \.\.\., prompt=verifier\): that is a verifier's prompt"),
+        r"t\.sample\('generator', \.\.\., prompt=verifier\): this is a verifier's prompt"),
     "the reference of the other role": (
         "from tango_jax.text.prompts import INFORMED\n" + USUAL + "t.reference_logps(judged, INFORMED)\n"
         "return taught(t, solutions, reward)",
         r"t\.reference_logps\(responses of the verifier, prompt=informed of the verifier\) in a turn of the generator"),
     "an error of its own": (
         USUAL + "return taught(t, solutions, reward.rewards)", r"own\.py, line \d+: AttributeError:"),
-}  # fmt: skip
+}
 
 
 def written(folder, body: str, **changed: str):
@@ -287,7 +287,7 @@ def written(folder, body: str, **changed: str):
     lines = "\n".join(f"    {line}" for line in body.splitlines())
     (folder / "own.py").write_text(HEAD + lines + TAIL)
     return load_config(str(CONFIGS / "tiny.py"), [*SMALL, f"arm={folder / 'own.py'}:mine", "compile_cache=",
-                                                  *(f"{key}={value}" for key, value in changed.items())])  # fmt: skip
+                                                  *(f"{key}={value}" for key, value in changed.items())])
 
 
 def refused(config, folder) -> str:
@@ -317,9 +317,9 @@ def test_what_the_mistakes_were_made_in_is_a_method(tmp_path):
 def test_settings_of_trust_need_a_turn_that_takes_them(tmp_path):
     config = written(tmp_path, GOOD, **{"rl.trust": "(0.4,0.55)"})
     assert refused(config, tmp_path) == (
-        "rl.trust=(0.4, 0.55) and rl.judge=all change tango.solve, which the generator's turn of "
-        f"arm={tmp_path}/own.py:mine is not: build it on tango_jax.method.trust.solve, or set rl.trust=() "
-        "and rl.judge=all")
+        "rl.trust=(0.4, 0.55) and rl.judge=all change tango.solve, and the generator's turn of "
+        f"arm={tmp_path}/own.py:mine does not use it: build the turn on tango_jax.method.trust.solve, or set "
+        "rl.trust=() and rl.judge=all")
     assert "rl.judge=failed change tango.solve" in refused(written(tmp_path, GOOD, **{"rl.judge": "failed"}), tmp_path)
     on_trust = "from tango_jax.method import trust\nreturn trust.solve(t)"
     method = load_method(written(tmp_path, on_trust, **{"rl.trust": "(0.4,0.55)"}))
@@ -338,7 +338,7 @@ def test_a_reward_that_the_turn_does_not_add_is_refused(tmp_path):
 def test_more_parents_than_the_rehearsal_said_is_one_error(tmp_path):
     """What is made up has two steps; a solution of three is judged twice here."""
     body = ("solutions, reward = solved(t)\nt.sample('verifier', [one for one in solutions for _ in one.steps[1:]], "
-            "at_most=4)\nreturn taught(t, solutions, reward)")  # fmt: skip
+            "at_most=4)\nreturn taught(t, solutions, reward)")
     config = written(tmp_path, body)
     method = load_method(config)
 
@@ -346,12 +346,12 @@ def test_more_parents_than_the_rehearsal_said_is_one_error(tmp_path):
         said = {"generator": [solution(steps=("s",) * num_steps)] * 4, "verifier": [verification()] * 8}
         t = turn_of(config, "generator", said)
         return Turn(config, t.task, Place(0, "generator", "generator", 0), Memory(), method.algorithms["generator"],
-                    Said(said, t.task), None, method.rehearsals["generator"].calls)  # fmt: skip
+                    Said(said, t.task), None, method.rehearsals["generator"].calls)
 
     assert len(method.turns["generator"](turn(2)).responses) == 4
     with pytest.raises(ValueError) as error:
         method.turns["generator"](turn(3))
     assert "\n" not in str(error.value)
     assert "t.sample(..., prompt=verifier), call 1 of that prompt, has 8 parents with 1 samples each, and the " in str(
-        error.value)  # fmt: skip
-    assert "rehearsal said 4 at most with 1: give at_most= the most that there can be" in str(error.value)
+        error.value)
+    assert "rehearsal had at most 4 with 1: give at_most=, the largest number possible" in str(error.value)

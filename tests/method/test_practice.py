@@ -43,11 +43,11 @@ def test_problems_of_files_are_known_by_their_ids():
 def test_counts_by_size_fade_and_those_by_id_are_replaced():
     passes = {"2": (4.0, 8.0), "3": (1.0, 2.0), "id p7": (1.0, 1.0), "id p8": (1.0, 4.0)}
     answers = [solved(problem(1, 2), True), solved(problem(2, 2), False), solved(problem(3, 5), False),
-               solved(problem(8), True), solved(problem(8), False)]  # fmt: skip
+               solved(problem(8), True), solved(problem(8), False)]
     assert passes_after(passes, answers) == {
         "2": pytest.approx((4 * DECAY + 1, 8 * DECAY + 2)), "3": pytest.approx((DECAY, 2 * DECAY)), "5": (0.0, 1.0),
         "id p7": (1.0, 1.0), "id p8": (1.0, 2.0),
-    }  # fmt: skip
+    }
     assert passes_after({}, [solved(problem(1, 2), True, label=False)]) == {"2": (0.0, 1.0)}
 
 

@@ -60,7 +60,7 @@ def test_each_function_sees_whole_and_empty_right_and_wrong_responses(config, mi
 
 def test_a_function_that_only_fails_on_an_empty_response_is_found_now(config):
     write("def generator(solution):\n    return len(solution.steps[0])\n"
-          "def verifier(verification, solution):\n    return 0\n")  # fmt: skip
+          "def verifier(verification, solution):\n    return 0\n")
     with pytest.raises(ValueError) as error:
         load_method(config, task())
     assert str(error.value) == (
@@ -87,7 +87,7 @@ def test_what_a_turn_samples_and_trains_on(arm):
         role: ({name: (call.prompts, call.samples) for (name, _), call in rehearsal.calls.items()},
                (rehearsal.learner.prompts, rehearsal.learner.samples), dict(rehearsal.draws))
         for role, rehearsal in load_method(config).rehearsals.items()
-    }  # fmt: skip
+    }
     alone = ({"generator": (4, 2)}, (4, 2), {"train": 1})
     solve = ({"generator": (4, 2), "verifier": (8, 3)}, (4, 2), {"train": 1})
     judge = ({"generator": (4, 1), "verifier": (4, 2)}, (4, 2), {"verifier": 1})
@@ -106,7 +106,7 @@ def test_what_a_turn_samples_and_trains_on(arm):
                                      {"train": 1}), "verifier": judge},
         "taught_verifier": {"generator": solve, "verifier": judge},
         "meta_judged": {"generator": solve, "verifier": ({**judge[0], "second_judgement": (8, 1)}, *judge[1:])},
-    }  # fmt: skip
+    }
     assert found == expected[arm]
 
 

@@ -23,14 +23,14 @@ def second_try_turn(first: list[bool], tried: dict[int, bool], own_reward=None, 
     """Solutions of groups of two, all judged, and second tries of some of them, by their places."""
     said = {"generator": [solution(is_correct) for is_correct in first],
             "verifier": [verification("INCORRECT" if b in tried else "CORRECT") for b in range(len(first))],
-            "second_try": [solution(tried[place], tokens=3) for place in sorted(tried)]}  # fmt: skip
+            "second_try": [solution(tried[place], tokens=3) for place in sorted(tried)]}
     return turn_of(settings(len(first) // 2, 2, **rl), "generator", said, own_reward=own_reward)
 
 
 def test_a_second_try_is_rewarded_for_what_it_improves():
     # Grades of four solutions: wrong, right, wrong, wrong; tried again are 0 (then right), 1 (then wrong), 3 (wrong).
     t = second_try_turn([False, True, False, False], {0: True, 1: False, 3: False}, outcome_weight=1.0,
-                        format_weight=0.25)  # fmt: skip
+                        format_weight=0.25)
     rewards = solve_twice(t).reward
     # First tries: the grade + 0.25; second: the same + 0.5 (+1, -1, 0).
     np.testing.assert_allclose(rewards.reward_B, [0.25, 1.25, 0.25, 0.25, 1.75, -0.25, 0.25], rtol=1e-6)
@@ -59,22 +59,22 @@ def test_one_group_holds_both_tries():
     # Group 0: 0, 1 and then 2, -1: mean 0.5, deviation sqrt(5 / 3). Group 1: 0, 0, 1: mean 1/3, deviation sqrt(1/3).
     deviations = np.sqrt(5 / 3), np.sqrt(1 / 3)
     expected = [-0.5 / deviations[0], 0.5 / deviations[0], -1 / 3 / deviations[1], -1 / 3 / deviations[1],
-                1.5 / deviations[0], -1.5 / deviations[0], 2 / 3 / deviations[1]]  # fmt: skip
+                1.5 / deviations[0], -1.5 / deviations[0], 2 / 3 / deviations[1]]
     np.testing.assert_allclose(adv_BT[:, 1], expected, rtol=1e-4)
     np.testing.assert_array_equal(adv_BT[:4, 2], 0)  # first tries have two tokens
     np.testing.assert_allclose(adv_BT[4:, 2], expected[4:], rtol=1e-4)
     # Of four solutions three are tried again: one is mended, one broken; one of four is right in the end, as before.
     assert {name: value for name, value in lesson.reward.metrics.items() if name.startswith("second_try/")} == {
         "second_try/share": 0.75, "second_try/mended": 0.25, "second_try/broken": 0.25,
-        "second_try/final_accuracy": 0.25}  # fmt: skip
+        "second_try/final_accuracy": 0.25}
 
 
 def test_an_algorithm_that_compares_all_groups_takes_none_of_different_sizes():
     config = settings(1, 2)
     config.generator.loss.algorithm = "reinforce_pp"
     t = turn_of(config, "generator", {"generator": [solution(False)] * 2, "verifier": [verification("INCORRECT")] * 2,
-                                      "second_try": [solution()] * 2})  # fmt: skip
-    with pytest.raises(ValueError, match="of different sizes, which generator.loss.algorithm=reinforce_pp does not"):
+                                      "second_try": [solution()] * 2})
+    with pytest.raises(ValueError, match="of different sizes, and generator.loss.algorithm=reinforce_pp cannot"):
         solve_twice(t)
 
 
@@ -103,9 +103,9 @@ def test_a_reward_of_ones_own_counts_for_both_tries():
 
 
 SAID_OF_TWO = [verification("CORRECT", (True, True), 0.5), verification("INCORRECT", (True, True)),
-               verification("INCORRECT", (True, False)), verification("INCORRECT", (True, False), 0.8)]  # fmt: skip
+               verification("INCORRECT", (True, False)), verification("INCORRECT", (True, False), 0.8)]
 RATED = [verification(judgements=(True, False)), verification(judgements=(True, True)),
-         verification(judgements=(True,), is_aligned=False), verification(judgements=(True, True))]  # fmt: skip
+         verification(judgements=(True,), is_aligned=False), verification(judgements=(True, True))]
 
 
 def test_the_verifiers_reward_is_format_times_verdict_times_quality():

@@ -58,7 +58,7 @@ def test_the_generators_function_is_added_to_the_grade_and_the_format_score(own)
     assert reward.reward_B.dtype == reward.terms[-1].value.dtype == np.float32
     assert reward.metrics == {
         "generator/reward/outcome": 0.5, "generator/reward/format": 0.75, "generator/reward/own": -3.5
-    }  # fmt: skip
+    }
 
 
 def test_with_weights_of_zero_it_takes_their_place(own):
@@ -83,7 +83,7 @@ def test_alpha_by_signal_follows_the_grades_whatever_else_is_in_the_reward(own, 
 
 def test_the_verifiers_function_gets_the_solution_that_was_judged(own):
     own_fn = own("def f(verification, solution):\n    return len(verification.text) + 10 * len(solution.text)\n",
-                 "verifier")  # fmt: skip
+                 "verifier")
     records = [said("CORRECT", "x"), said("INCORRECT", "xx"), said("CORRECT", ""), said("INVALID", "x")]
     reward = rewarded_verifications(own_fn, [of_text("ab"), of_text("", False)], records)
     np.testing.assert_array_equal(reward.terms[-1].value, np.float32([21, 22, 0, 1]))

@@ -31,7 +31,7 @@ def letters(schedule) -> str:
     ("fixed_verifier_warm", "WWGGGGG", [0, 0, 1, 2, 3, 4, 5], [1, 3, 5, 6]),
     # The verifier's turns stand where they would with both roles: behind generator steps 2 and 4.
     ("fixed_generator", "WWVV", [0, 0, 2, 4], [1, 2, 3]),
-])  # fmt: skip
+])
 def test_turns_of_each_arm(arm, turns, steps_after, evaluated):
     config = make_config(arm)
     schedule = make_schedule(config)
@@ -66,7 +66,7 @@ def test_several_verifier_turns_per_cycle_of_a_fixed_generator():
     ("fixed_generator", {"warmup_steps": 3, "generator_steps": 1}, "WWW", [2]),  # the warm-up is all there is
     ("fixed_generator", {"warmup_steps": 0, "generator_steps": 1}, "", []),
     ("fixed_verifier_warm", {"warmup_steps": 1, "generator_steps": 3, "n_g": 3, "n_v": 3}, "WGGG", [0, 2, 3]),
-])  # fmt: skip
+])
 def test_turns_at_the_edges(arm, changes, turns, evaluated):
     config = make_config(arm, **changes)
     schedule = make_schedule(config)

@@ -17,7 +17,7 @@ def test_the_generators_advantages_are_those_of_outcome_and_steps_each_normalise
     said = {"generator": solutions(True, False, False, False),
             "verifier": [verification(judgements=pair) for pair in
                          ((True, True), (True, True), (True, False), (True, True),
-                          (False, False), (False, False), (False, False), (True, True))]}  # fmt: skip
+                          (False, False), (False, False), (False, False), (True, True))]}
     config = settings(2, 2, alpha_schedule="none", alpha_initial=0.25, verifications_per_solution=2)
     t = turn_of(config, "generator", said)
     lesson = tango.solve(t)
@@ -38,14 +38,14 @@ def test_the_generators_advantages_are_those_of_outcome_and_steps_each_normalise
         [(0.5, 0.5), (0.5, -0.5), (-0.5, -0.5), (-0.5, -0.5)], [(0.5, 0.5), (0.5, 0.5), (-0.5, -0.5), (0.5, 0.5)]]
     assert lesson.metrics == {"generator/alpha": 0.25, "generator/reward/step": pytest.approx(1 / 8),
                               "generator/step_rewarded_share": 1.0,
-                              "generator/steps_approved": 9 / 16}  # fmt: skip
+                              "generator/steps_approved": 9 / 16}
     assert lesson.memory is None
 
 
 def test_the_verifiers_rare_grades_weigh_more():
     """Three of four solutions are wrong; the right one's verifications weigh sqrt(3) times the others."""
     said = {"generator": solutions(True, False, False, False),
-            "verifier": [verification(verdict) for verdict in ("CORRECT", "INCORRECT") * 4]}  # fmt: skip
+            "verifier": [verification(verdict) for verdict in ("CORRECT", "INCORRECT") * 4]}
     t = turn_of(settings(4, 2), "verifier", said, phase="warmup")
     lesson = tango.judge(t)
     assert t.draws == {"verifier": 1} and [parent.id for parent in t._work.asked[0][1]] == ["0", "1", "2", "3"]

@@ -63,7 +63,7 @@ def test_evidence_fades():
 def test_the_warm_up_is_done_once_the_verifiers_own_turns_say_so():
     # 8 right solutions of 3 steps, of whose 24 steps 2 are rejected, and 39 wrong ones, of which 1.5 are accepted.
     evidence = Evidence(practised_steps=24.0, practised_rejected=2.0, practised_wrong=39.0, practised_accepted=1.5,
-                        practised_right=8.0)  # fmt: skip
+                        practised_right=8.0)
     rates = (11 / 12) ** 3, 0.05 + math.sqrt(0.05 * 0.95 / 40)
     assert evidence.practised_rates() == pytest.approx(rates)
     trust = f1_of(rates)  # with limits of 0 and 1
@@ -71,7 +71,7 @@ def test_the_warm_up_is_done_once_the_verifiers_own_turns_say_so():
     for until, place, done in ((trust - 0.01, Place(4, "verifier", "warmup", 0), 20),
                               (trust + 0.01, Place(4, "verifier", "warmup", 0), 5),
                               (0.0, Place(4, "verifier", "warmup", 0), 5),
-                              (trust - 0.01, Place(30, "verifier", "verifier", 6), 31)):  # fmt: skip
+                              (trust - 0.01, Place(30, "verifier", "verifier", 6), 31)):
         chosen = rl(trust=(0.0, 1.0), warmup_until=until, warmup_steps=20)
         assert turns_done(chosen, place, memory) == done
         metrics = {"verifier/warmup_trust": pytest.approx(trust)} if until and place.phase == "warmup" else {}
@@ -117,7 +117,7 @@ DOUBTED, SURE = (0.0, 1.0), (1.0, 0.0)  # rates of acceptance
 
 @pytest.mark.parametrize("judge, groups", [
     ("all", range(10)), ("silent", [0, 1, *range(3, 10)]), ("failed", [0, *range(3, 10)])
-])  # fmt: skip
+])
 def test_the_groups_that_are_judged(judge, groups):
     choice = choose(rl(judge=judge), GRADES, HAS_SIGNAL, DOUBTED)
     assert np.flatnonzero(choice.trust_P).tolist() == [*groups] and set(choice.trust_P) <= {0.0, 1.0}
@@ -213,7 +213,7 @@ def test_judgements_of_a_generators_turn_are_evidence_where_trust_is_measured():
 def test_judgements_of_a_verifiers_turn_are_evidence_where_trust_is_measured():
     def lesson_of(**changed):
         t = turn_of(settings(4, 1, **changed), "verifier", {"generator": solved(False, False, True, False),
-                    "verifier": one_unmatched()}, memory=Memory(evidence=tuple(BEFORE)))  # fmt: skip
+                    "verifier": one_unmatched()}, memory=Memory(evidence=tuple(BEFORE)))
         return trust.remembering(tango.judge)(t)
 
     lesson = lesson_of(trust=(0.4, 0.55))
@@ -242,7 +242,7 @@ def test_steps_that_do_not_match_the_judgements_can_count_as_rejected():
     # Step rewards 1/2 1/2 -1/2 -1/2 have mean 0 and std 1/sqrt(3): a token gets the sum of those still to come.
     size = 0.5 * math.sqrt(3)
     np.testing.assert_allclose(t.algorithm.step(strict, solutions), [
-        [2 * size] * 2 + [size] * 2 + [0], [-2 * size] * 2 + [-size] * 2 + [0]], rtol=1e-4)  # fmt: skip
+        [2 * size] * 2 + [size] * 2 + [0], [-2 * size] * 2 + [-size] * 2 + [0]], rtol=1e-4)
 
 
 def test_evidence_is_of_all_that_was_sampled_and_not_of_what_dynamic_sampling_chose():
@@ -255,7 +255,7 @@ def test_evidence_is_of_all_that_was_sampled_and_not_of_what_dynamic_sampling_ch
     solutions = [solution(grade) for grade in grades]
     said = [verification("CORRECT" if label[0] else "INCORRECT", label) for label in labels]
     t = turn_of(settings(20, 2, dynamic_sampling=3, trust=(0.4, 0.55)), "verifier",
-                {"generator": solutions, "verifier": said}, phase="warmup")  # fmt: skip
+                {"generator": solutions, "verifier": said}, phase="warmup")
     lesson = trust.remembering(tango.judge)(t)
     evidence = Evidence(*lesson.memory.evidence)
     assert evidence[4:] == (80.0, 4.0, 80.0, 4.0, 80.0)

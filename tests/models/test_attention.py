@@ -113,7 +113,7 @@ def test_who_sees_whom_in_a_window_by_hand(implementation):
     is_prefix_BX, segment_BT = jnp.array([[True, True, False], [True] * 3]), jnp.array([[1, 1, 2, 2, 0]] * 2)
     value_S = np.array([1, 2, 4, 8, 16, 32, 64, 128], np.float32)
     means_BT = [[(1 + 2 + 8) / 3, (2 + 8 + 16) / 3, (1 + 2 + 32) / 3, (2 + 32 + 64) / 3],
-                [(2 + 4 + 8) / 3, (4 + 8 + 16) / 3, (2 + 4 + 32) / 3, (4 + 32 + 64) / 3]]  # fmt: skip
+                [(2 + 4 + 8) / 3, (4 + 8 + 16) / 3, (2 + 4 + 32) / 3, (4 + 32 + 64) / 3]]
     v_BSKE = jnp.ones((2, 8, K, E)) * value_S[None, :, None, None]
     q_BTHE, k_BSKE = jnp.zeros((2, 5, H, E)), jnp.ones((2, 8, K, E))
     fn = make_row_attention(segment_BT, is_prefix_BX, implementation, window=3)
@@ -126,7 +126,7 @@ def test_who_sees_whom_in_a_window_by_hand(implementation):
 
 
 @pytest.mark.parametrize("T, X, num_blocks, window", [(95, 8, 1, 0), (101, 37, 2, 0), (513, 0, 2, 0), (1030, 0, 4, 0),
-                                                      (1030, 0, 4, 200)])  # fmt: skip
+                                                      (1030, 0, 4, 200)])
 def test_blocks_of_queries_change_nothing(T, X, num_blocks, window):
     assert len(query_blocks(T)) == num_blocks and query_blocks(T)[-1].stop == T
     rng = np.random.default_rng(3)
@@ -252,7 +252,7 @@ def test_prompts_are_read_alike_on_a_mesh(monkeypatch):
     ("xla", "tpu", "float32", 6, None, "xla"),
     ("cudnn", "gpu", "bfloat16", 128, 8.0, "cudnn"),
     ("splash", "tpu", "bfloat16", 128, None, "splash"),
-])  # fmt: skip
+])
 def test_what_runs_where(name, platform, dtype, head_dim, capability, wanted):
     assert resolve_attention(name, platform, dtype, head_dim, capability) == wanted
 
@@ -264,7 +264,7 @@ def test_what_runs_where(name, platform, dtype, head_dim, capability, wanted):
     (("cudnn", "gpu", "bfloat16", 192, 8.0), "multiple of 8 and at most 128, and it is 192: use auto"),
     (("splash", "gpu", "bfloat16", 128, 8.0), "runs on a tpu"),
     (("splash", "tpu", "bfloat16", 100, None), "multiple of 8 and at most 256, and it is 100"),
-])  # fmt: skip
+])
 def test_what_cannot_run_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         resolve_attention(*arguments)
@@ -286,7 +286,7 @@ def test_devices_decide():
         "cudnn takes a head_dim that is a multiple of 8 and at most 128, and it is 256")
     assert not any(why_plain(wide, device) for device in (
         types.SimpleNamespace(platform="gpu", compute_capability="9.0"), devices["splash"],
-        types.SimpleNamespace(platform="cpu")))  # fmt: skip
+        types.SimpleNamespace(platform="cpu")))
     config = default_config()
     config.verifier.model.attention = "splash"
     with pytest.raises(ValueError, match="verifier: model.attention=splash runs on a tpu, and the devices are of"):

@@ -68,7 +68,7 @@ def xla_instead_of_cudnn(monkeypatch):
     ((7.0, -INF), (10.0, -800.0), 10.0),  # no keys in the first part
     ((2.0, 90.0), (0.0, -INF), 2.0),
     ((2.0, -INF), (10.0, -INF), 6.0),
-])  # fmt: skip
+])
 def test_merging_by_hand(first, second, wanted):
     (out_1, lse_1), (out_2, lse_2) = first, second
     got = merge_parts(jnp.full((1, 2), out_1), jnp.full((1,), lse_1), jnp.full((1, 2), out_2), jnp.full((1,), lse_2))
@@ -102,7 +102,7 @@ def both_attentions(implementation, dtype):
     kernel_fn = make_skipping_decode_attention(
         prefix_k, prefix_v, jnp.asarray(PROMPT_LENGTH_P, jnp.int32), suffix_k, suffix_v, jnp.int32(COLUMN),
         jnp.asarray(LENGTH_B, jnp.int32), implementation,
-    )  # fmt: skip
+    )
     plain_fn = make_decode_attention(
         *(x.astype(jnp.float32) for x in (prefix_k.swapaxes(2, 3), prefix_v)),
         jnp.asarray(np.arange(PREFIX) < PROMPT_LENGTH_P[:, None]),
@@ -182,7 +182,7 @@ BUCKETS = (256, 2048)
     ("xla", "gpu", "bfloat16", 128, BUCKETS, 4096, 8.0, "xla"),
     ("cudnn", "gpu", "bfloat16", 128, BUCKETS, 0, 9.0, "cudnn"),
     ("paged", "tpu", "bfloat16", 256, BUCKETS, 0, None, "paged"),
-])  # fmt: skip
+])
 def test_what_runs_where(name, platform, dtype, head_dim, buckets, cache_tokens, capability, wanted):
     got = resolve_decode_attention(name, platform, dtype, head_dim, buckets, cache_tokens, capability)
     assert got == wanted
@@ -200,7 +200,7 @@ def test_what_runs_where(name, platform, dtype, head_dim, buckets, cache_tokens,
     (("paged", "tpu", "bfloat16", 128, BUCKETS, 4096), "cache_tokens=4096 refills a batch as rows end: use auto"),
     (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 0, 8.0, "", 512), "some layers see only the last 512 tokens: use auto"),
     (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 0, 8.0, "int8"), "of compute_dtype, and sample_cache_dtype=int8: use"),
-])  # fmt: skip
+])
 def test_what_cannot_run_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         resolve_decode_attention(*arguments)

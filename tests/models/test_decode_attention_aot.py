@@ -44,7 +44,7 @@ def compile_decode(model: ModelConfig, mesh: Mesh) -> str:
     state = jax.tree.map(
         lambda place, part: jax.tree.map(lambda leaf: leaf.update(sharding=place), part), places, state,
         is_leaf=lambda node: isinstance(node, NamedSharding),
-    )  # fmt: skip
+    )
     params = jax.eval_shape(lambda: transformer.init_params(model, jax.random.key(0)))
     weights = jax.eval_shape(functools.partial(decode_layers.split_layers, model, mesh.shape["tensor"] == 1), params)
     weights = with_shardings(weights, decode_shardings(mesh, weights))
@@ -73,7 +73,7 @@ def made_arrays(text: str, size: int) -> list[str]:
     ("h100", "cudnn", 2, 2),
     ("tpu-v5p", "paged", 1, 1),
     ("tpu-v5p", "paged", 2, 2),
-])  # fmt: skip
+])
 def test_the_cache_is_read_where_it_lies(target, wanted, rows, tensor):
     devices = absent_devices(target)
     assert decode_attention_of(MODEL, (PREFIX, SUFFIX), 0, devices[0]) == wanted

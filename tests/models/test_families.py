@@ -31,9 +31,9 @@ BASE = tiny_sampler.MODEL
 OTHERWISE = {
     "smollm3": dict(pattern=BASE.pattern), "gemma3_text": dict(pattern=(LayerKind(rope_base=100.0), LayerKind())),
     "olmo2": dict(qk_norm_whole=False),
-}  # fmt: skip
+}
 MODELS = {name: dataclasses.replace(BASE, num_layers=5 if "pattern" in fields else 2, **fields)
-          for name, fields in FAMILIES.items()}  # fmt: skip
+          for name, fields in FAMILIES.items()}
 BUCKETS = SamplerConfig(prompt_buckets=(8,), cache_buckets=(4, 12), row_buckets=(3, 6))
 PROMPTS = ([20, 21, 22, 23, 24, 25, 26], [30, 31])
 EACH = pytest.mark.parametrize("name", FAMILIES)
@@ -129,7 +129,7 @@ def test_layers_with_a_window_keep_its_columns_alone(monkeypatch, prompt_bucket,
     kept = min(prompt_bucket, 4)
     assert sizes == {(4, kept, 3), (4, kept, 4), *((0, prompt_bucket, S) for S in (3, 6, 12))}
     sequences = [TrainSequence(prompts[b // 3], tokens, np.ones(12, np.float32), 0.0, own)
-                 for b, (tokens, own) in enumerate(zip(rollout.tokens, rollout.logps, strict=True))]  # fmt: skip
+                 for b, (tokens, own) in enumerate(zip(rollout.tokens, rollout.logps, strict=True))]
     batch = pack(sequences, PackShape(24, 2), 6)
     mask, scored = batch.is_action_NZRT, make_score(model, 1.0, 0)(params, batch)
     limits = dict(atol=0.2) if cache_dtype else tiny_sampler.FLOAT

@@ -35,7 +35,7 @@ def test_three_products_are_made_inside_a_kernel(target):
 
     found = {precision: compiled(precision) for precision in HEAD_PRECISIONS}
     products = {precision: len(re.findall(THREE_PRODUCTS[device.platform], program.as_text()))
-                for precision, program in found.items()}  # fmt: skip
+                for precision, program in found.items()}
     assert products == {"highest": 0, "bfloat16_x3": 3}
     exact, split = (found[precision].memory_analysis().temp_size_in_bytes for precision in HEAD_PRECISIONS)
     assert split < 1.01 * exact

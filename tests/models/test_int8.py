@@ -72,7 +72,7 @@ def test_attention_is_that_of_the_numbers_in_the_cache():
     plain_fn = kv.make_decode_attention(
         *(wide(x, axis) for x, axis in zip(prefix, (-2, -1), strict=True)), mask_PX,
         *(wide(x, axis) for x, axis in zip(suffix, (-2, -1), strict=True)), jnp.int32(2), is_own_BS,
-    )  # fmt: skip
+    )
     expected, (expected_k, expected_v) = plain_fn(q, k_rounded, v_rounded)
     np.testing.assert_allclose(wide(new_k, -2), expected_k, rtol=1e-6)
     np.testing.assert_allclose(wide(new_v, -1), expected_v, rtol=1e-6)
@@ -151,8 +151,8 @@ def test_memory_as_it_is_planned():
     (["generator.model.sample_weight_dtype=int8"],
      r"generator\.model\.sample_weight_dtype=int8 makes .* generator\.loss\.importance_cap=0 .*: set it to 2, or"),
     (["generator.model.sample_cache_dtype=int8", "verifier.loss.importance_cap=2.0"],
-     r"generator\.loss\.importance_cap=0 corrects for nothing"),
-])  # fmt: skip
+     r"generator\.loss\.importance_cap=0 does not correct for this"),
+])
 def test_settings_that_are_refused(overrides, message):
     with pytest.raises(ValueError, match=message):
         validate(load_config("configs/tiny.py", overrides))

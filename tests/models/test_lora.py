@@ -91,7 +91,7 @@ def test_an_int8_base_is_the_model_of_its_rounded_matrices():
     merged = lora.merge(model, weights)
     np.testing.assert_allclose(logits(model, weights), logits(tiny_sampler.MODEL, merged), rtol=1e-4, atol=1e-4)
     exact = logits(with_lora(tiny_sampler.MODEL), random_weights(with_lora(tiny_sampler.MODEL),
-                                                                 tiny_sampler.random_params()))  # fmt: skip
+                                                                 tiny_sampler.random_params()))
     assert 1e-3 < np.abs(logits(model, weights) - exact).max() < 1
 
 
@@ -102,7 +102,7 @@ def sampled(model, weights):
     config = SamplerConfig(prompt_buckets=(8,), cache_buckets=(8,), row_buckets=(6,))
     sampler = make_sampler(model, config, tiny_sampler.STOP_IDS)
     request = SampleRequest(prompts=[[20, 21, 22], [30, 31]], group_size=3, temperature=1.0,
-                            key_data=np.array([1, 2], np.uint32))  # fmt: skip
+                            key_data=np.array([1, 2], np.uint32))
     return sampler.sample(sampler.layout(weights), request)
 
 
@@ -154,7 +154,7 @@ def test_the_sampler_has_adapters_merged_where_nothing_is_rounded_away():
     jax.tree.map(np.testing.assert_array_equal, layer, expected)
     for other in (dataclasses.replace(model, compute_dtype="bfloat16"),
                   dataclasses.replace(model, sample_weight_dtype="int8"),
-                  with_lora(tiny_sampler.MODEL, base_dtype="int8")):  # fmt: skip
+                  with_lora(tiny_sampler.MODEL, base_dtype="int8")):
         kept = decode_layers.split_layers(other, True, random_weights(other, tiny_sampler.random_params()))["layers"][1]
         assert "qkv_lora_a" in kept and "down_lora_b" in kept
 
@@ -164,7 +164,7 @@ def test_the_sampler_has_adapters_merged_where_nothing_is_rounded_away():
 LOSS = LossConfig(
     temperature=update_cases.TEMPERATURE, clip_low=0.2, clip_high=0.2, ratio="token", kl_coef=0.0, kl_kind="k3",
     entropy_coef=0.0, importance_cap=0.0, has_old_logp=False, logp_chunk=0,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("base_dtype", ["", "int8"])
@@ -180,7 +180,7 @@ def test_the_gradient_is_that_of_the_merged_model(remat, base_dtype):
     def merged_loss(adapters):
         params = lora.merge(model, with_base(base, adapters))
         micros = [jax.tree.map(lambda leaf, i=i: leaf[i] if np.ndim(leaf) else leaf, batch)
-                  for i in range(int(batch.num_micro))]  # fmt: skip
+                  for i in range(int(batch.num_micro))]
         return sum(loss_fn(params, micro)[0] for micro in micros)
 
     expected = jax.tree.map(lambda leaf, grad: leaf - grad, adapters, jax.grad(merged_loss)(adapters))

@@ -28,7 +28,7 @@ V = 72  # no other axis has this size
 MODEL = ModelConfig(
     vocab_size=V, width=16, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=8, mlp_width=32, attention="xla",
     compute_dtype="bfloat16",
-)  # fmt: skip
+)
 
 
 def policy_of(model: ModelConfig, fsdp: int, **mesh):
@@ -70,7 +70,7 @@ HIGHEST = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
     ({"head_dtype": "float32"}, HIGHEST),
     ({"head_dtype": "float32", "head_precision": "bfloat16_x3"}, lax.DotAlgorithmPreset.BF16_BF16_F32_X3),
     ({"head_dtype": "bfloat16"}, None),
-], ids=["float32", "three products", "bfloat16"])  # fmt: skip
+], ids=["float32", "three products", "bfloat16"])
 def test_a_head_is_multiplied_as_its_settings_say_by_trainer_and_sampler(settings, precision):
     model = dataclasses.replace(MODEL, **settings)
     policy = policy_of(model, fsdp=1)
@@ -87,7 +87,7 @@ def test_a_head_is_multiplied_as_its_settings_say_by_trainer_and_sampler(setting
         prompts = decode.PromptBatch(
             token_PX=jnp.zeros((2, 8), jnp.int32), length_P=number_B + 1, limit_B=number_B + 4, number_B=number_B,
             key_data=jnp.zeros(2, jnp.uint32),
-        )  # fmt: skip
+        )
         state = decode.prefill(model, (1,), 4, 4, None, weights, prompts, sampling_params(1.0))
         return decode.decode(model, (1,), weights, state, sampling_params(1.0), 0)
 
@@ -120,7 +120,7 @@ def test_a_run_of_before_there_was_a_choice_goes_on(tmp_path):
       for key in ("param_dtype", "compute_dtype")),
     ("generator.mesh.grad_reduce_dtype=float16",
      r"generator\.mesh\.grad_reduce_dtype='float16' is not one of float32, bfloat16"),
-])  # fmt: skip
+])
 def test_float16_is_refused(override, message):
     with pytest.raises(ValueError, match=message):
         validate(load_config("configs/tiny.py", [override]))

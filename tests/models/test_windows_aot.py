@@ -41,7 +41,7 @@ def config(tmp_path_factory):
 
 @pytest.mark.parametrize("name, count, attention", [
     ("a100-80gb", 1, "xla"), ("h100", 1, "cudnn"), ("tpu-v5p", 4, "splash"),
-])  # fmt: skip
+])
 def test_what_auto_takes_for_windows_compiles(config, name, count, attention):
     if missing := missing_compilers(TARGETS[name]):
         pytest.skip(f"needs {' and '.join(missing)}")
@@ -52,7 +52,7 @@ def test_what_auto_takes_for_windows_compiles(config, name, count, attention):
     assert (model.attention, model.decode_attention) == (attention, "xla")  # no kernel of decode steps knows windows
     lowered = lowered_functions(job, "generator")
     programs = {phase: lowered[phase]().compile(devices.compiler_options or None).as_text()
-                for phase in ("update", "prefill", "decode")}  # fmt: skip
+                for phase in ("update", "prefill", "decode")}
     kernels = {phase: {cudnn or splash for cudnn, splash in KERNEL.findall(text)} for phase, text in programs.items()}
     forward, backward = PROMPT[attention]
     assert kernels == {"update": forward | backward | ROWS[attention], "prefill": forward, "decode": set()}

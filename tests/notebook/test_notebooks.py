@@ -25,7 +25,7 @@ from support.xla_settings import on_devices
 
 # Pictures that are stored.
 FIGURES = {"01_last_letter": 3, "02_small_checkpoint": 2, "03_follow_one_problem": 12, "04_change_the_method": 1,
-           "05_one_device": 2}  # fmt: skip
+           "05_one_device": 2}
 MAX_BYTES = 2_000_000
 MACHINE_PATH = re.compile(r"(?<![\w.>])/(?:tmp|root|home|work|opt|usr|content)/")
 
@@ -51,7 +51,7 @@ def small_parameters(folder: Path) -> dict[str, dict]:
             "rl.warmup_steps": 0, "rl.generator_steps": 3, "eval.problems": 8, "eval.pool": 8,
             **{f"{role}.{key}": value for role in ("generator", "verifier")
                for key, value in {"sft.steps": 4, "sft.max_heldout_loss": 0.0, "model.num_layers": 1}.items()}}},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_stored_report_works_inside_the_notebook(tmp_path):
     """The report in a frame without an address of its own, as a notebook shows it."""
     notebook = nbformat.read(NOTEBOOKS / "01_last_letter.ipynb", as_version=4)
     frame = next(output.data["text/html"] for output in outputs_of(notebook)
-                 if "<iframe" in output.get("data", {}).get("text/html", ""))  # fmt: skip
+                 if "<iframe" in output.get("data", {}).get("text/html", ""))
     (tmp_path / "cell.html").write_text(f"<!doctype html><meta charset=utf-8>{frame}", encoding="utf-8")
     with open_browser(tmp_path / "profile") as page:
         page.driver.get(f"file://{tmp_path}/cell.html")

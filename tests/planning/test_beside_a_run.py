@@ -34,7 +34,7 @@ def write_run(path: Path, times: dict[str, dict[str, float]], devices=None, cpu:
     facts = {"devices": devices or {"cpu": 1}, "cpu": cpu or cpu_model(), "processes": 1}
     (path / "provenance.json").write_text(json.dumps({"attempts": [facts], "files": {}}))
     told = {f"{role}/{name}": value for role, (longest, mean) in LENGTHS.items()
-            for name, value in (("length_max", longest), ("length_mean", mean))}  # fmt: skip
+            for name, value in (("length_max", longest), ("length_mean", mean))}
     rows = [{"step": 0, "phase": "eval"}]
     for role, phases in times.items():
         # The median of three turns is the second.
@@ -82,12 +82,12 @@ def test_the_commands(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert (report["target"], report["devices"]) == ("cpu", 1)
     assert [(one["role"], one["phase"], one["measured"]) for one in report["phases"]] == [
-        (role, phase, 0.5) for role in SLOW for phase in PHASES]  # fmt: skip
+        (role, phase, 0.5) for role in SLOW for phase in PHASES]
 
 
 def damaged(path: Path, what: str) -> Path:
     run = write_run(path / "run", SLOW, {"NVIDIA B200": 8} if what == "a device" else None,
-                    "A Processor" if what == "a cpu" else "")  # fmt: skip
+                    "A Processor" if what == "a cpu" else "")
     for name in {"metrics": ("metrics.jsonl",), "summary": ("summary.json",), "machine": ("provenance.json",)}.get(
             what, ()):
         (run / name).unlink()
@@ -98,12 +98,12 @@ def damaged(path: Path, what: str) -> Path:
 
 @pytest.mark.parametrize("what, message", [
     ("metrics", "has no metrics.jsonl and config.json: give the workdir of a finished run"),
-    ("summary", "holds a run that has not ended: it has no summary.json"),
-    ("machine", "does not say on what it ran: it has no provenance.json"),
+    ("summary", "holds an unfinished run: it has no summary.json"),
+    ("machine", "does not say on which machine it ran: it has no provenance.json"),
     ("turns", "has no turn of either role"),
     ("a device", "ran on 8 x NVIDIA B200 in 1 process(es), whose rates are unknown"),
     ("a cpu", "ran on a A Processor, and this machine has a"),
-])  # fmt: skip
+])
 def test_a_run_that_tells_nothing_is_one_line(tmp_path, capsys, what, message):
     run = damaged(tmp_path, what)
     with pytest.raises(SystemExit) as stop:
@@ -117,7 +117,7 @@ def test_a_run_that_tells_nothing_is_one_line(tmp_path, capsys, what, message):
     (["--measured", "RUN", "--target=h100:8"], "--measured stands alone or with --json: remove --target"),
     (["--measured="], "--measured needs the workdir of a finished run"),
     (["--measured=RUN", "--speed=2"], "--speed"),
-])  # fmt: skip
+])
 def test_mistakes_on_the_command_line(tmp_path, capsys, words, message):
     run = write_run(tmp_path / "run", SLOW)
     with pytest.raises(SystemExit) as stop:

@@ -23,7 +23,7 @@ from tango_jax.weights.source import Source
 MODEL = ModelConfig(
     vocab_size=512, width=128, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=16, mlp_width=256, attention="xla",
     tied_head=False,
-)  # fmt: skip
+)
 CASES = {
     "parameters split over all, one table": ((1, 8, 1), {"tied_head": True}),
     "all axes, a vocabulary that nothing divides": ((2, 2, 2), {"vocab_size": 511, "qkv_bias": True}),
@@ -73,7 +73,7 @@ def test_bytes_by_hand():
     model = ModelConfig(
         vocab_size=6, width=4, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=2, mlp_width=8, tied_head=False,
         compute_dtype="bfloat16",
-    )  # fmt: skip
+    )
     mesh = small_policy(dataclasses.replace(MODEL, width=4 * 32), 2, 2, 2).placement.train
     need = needed(model, mesh, MicroBatchShape(rows=1, row_length=10), chunk=4)
     # Over fsdp a device lacks half. Layers twice in bfloat16, table in bfloat16, head in float32; half of each over
@@ -106,7 +106,7 @@ def test_a_vocabulary_that_tensor_does_not_divide_gives_the_numbers_of_one_devic
         params = jax.tree.map(
             lambda leaf, place, rng=rng: jax.device_put(rng.normal(0, 0.1, leaf.shape).astype(leaf.dtype), place),
             policy.abstract_state().params, policy.shardings.params,
-        )  # fmt: skip
+        )
         loss_and_grad = jax.value_and_grad(lambda p, m, fn=loss_fn: fn(p, m)[0])
         loss, grads = jax.jit(loss_and_grad, compiler_options=QUICK)(params, micro)
         shards = policy.placement.num_shards
@@ -118,7 +118,7 @@ def test_a_vocabulary_that_tensor_does_not_divide_gives_the_numbers_of_one_devic
 
 @pytest.mark.parametrize("name, axes", [
     ("a100-80gb", (-1, 8, 1)), ("a100-80gb", (1, 32, 1)), ("a100-80gb", (2, 4, 4)), ("tpu-v5p", (-1, 8, 1)),
-])  # fmt: skip
+])
 def test_the_update_of_the_7b_config_compiled_for_its_target(name, axes):
     target = TARGETS[name]
     if missing := missing_compilers(target):
@@ -136,6 +136,6 @@ def test_the_update_of_the_7b_config_compiled_for_its_target(name, axes):
     # One micro-batch, the worst case: what is sent once for all of them then counts in full.
     found = wire_bytes_by_kind(collectives(compiled.as_text(), 32), passes=1)
     print(name, axes, {kind: f"{need.get(kind, 0) / 1e9:.2f} GB needed, {found.get(kind, 0) / 1e9:.2f} GB found"
-                 for kind in need | found})  # fmt: skip
+                 for kind in need | found})
     assert all(size <= ALLOWED * need[kind] + 1e6 for kind, size in found.items())
     assert program.argument + program.added < target.memory

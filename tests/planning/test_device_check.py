@@ -26,7 +26,7 @@ from tango_jax.planning.targets import TARGETS, target_name
 
 FACTS = {"what": "platform", "which": "cpu"}
 COMPARED = {"what": "attention x", "largest": 0.5, "mean": 0.25, "unit": "nats", "allowed_largest": 0.1,
-            "allowed_mean": None, "within": False}  # fmt: skip
+            "allowed_mean": None, "within": False}
 SLEEP = "import time; time.sleep(10**6)"
 
 
@@ -56,7 +56,7 @@ def test_a_step_that_fails_is_a_row_and_the_next_ones_go_on(monkeypatch, tmp_pat
     assert {title: step["status"] for title, step in steps.items()} == {
         "devices": "done", "numbers": "done", "raises": "failed", "aborts": "failed", "tells why": "failed",
         "goes on": "done",
-    }  # fmt: skip
+    }
     assert steps["raises"]["error"] == "exit code 1: ValueError: no room" and len(steps["raises"]["rows"]) == 1
     assert steps["aborts"]["error"] == "killed by SIGABRT" and steps["tells why"]["error"] == "OSError: it"
     assert said[3].endswith("done; 1 comparisons, 1 outside of what is allowed; 1 failed: TypeError: a | b")
@@ -83,7 +83,7 @@ def test_what_does_not_end_is_cut_off(monkeypatch, tmp_path):
     later = [script("parity", "never begun")]
     report, _ = run_scripts(monkeypatch, tmp_path, script("devices", "hangs", SLEEP), later, minutes=0.01)
     assert [(step["status"], step["error"].split(" of --")[0]) for step in report["steps"]] == [
-        ("cut off", "after 1 s, when the minutes"), ("not begun", "the 0.01 minutes")]  # fmt: skip
+        ("cut off", "after 1 s, when the minutes"), ("not begun", "the 0.01 minutes")]
     assert exit_code(report) == 1
 
 
@@ -101,7 +101,7 @@ device_check.check_device(Path({out!r}), device_check.KINDS, "tiny", 30.0)
 def test_a_killed_check_leaves_what_it_had(tmp_path):
     code = KILLED.replace("{sleep}", SLEEP).replace("{out!r}", repr(str(tmp_path)))
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
-                               text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+                               text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     page = tmp_path / "check.md"
     wait_for(lambda: page.exists() and "| pid | " in page.read_text(), "a row", process)
     process.kill()
@@ -128,7 +128,7 @@ def test_all_steps_at_their_smallest_sizes(tmp_path):
     assert len(compared) == 13 and "sampler against trainer, int8 weights" in compared
     left_out = {row["what"]: row["left_out"] for row in report["steps"][1]["rows"] if "left_out" in row}
     assert left_out.keys() == {f"attention {kind}" for kind in ("cudnn", "splash")} | {
-        f"decode attention {kind}" for kind in ("cudnn", "paged")}  # fmt: skip
+        f"decode attention {kind}" for kind in ("cudnn", "paged")}
     assert left_out["attention cudnn"].endswith("=cudnn runs on a gpu, and the devices are of platform cpu")
     assert {"sample", "update"} <= {row["generator's turn"] for row in report["steps"][2]["rows"]}
     text = (tmp_path / "check.md").read_text()
@@ -169,7 +169,7 @@ def test_a_comparison_that_cannot_be_made_is_a_row(monkeypatch):
     monkeypatch.setattr(device_parity, "cases", lambda sizes: [
         device_parity.Case("first", fails), device_parity.Case("second", lambda: iter([{"what": "second"}]))])
     assert list(device_parity.comparisons(sizes)) == [
-        {"what": "first", "error": "TypeError: no such kernel"}, {"what": "second"}]  # fmt: skip
+        {"what": "first", "error": "TypeError: no such kernel"}, {"what": "second"}]
 
 
 # ------------------------------------------------------------------------------------------- targets and mistakes
@@ -183,14 +183,14 @@ def test_a_device_is_known_by_its_kind():
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--minutes=5"], "--minutes is an option of --check: add it, or leave this out"),
+    (["--minutes=5"], "--minutes is an option of --check: add --check, or leave --minutes out"),
     (["--check", "--runs=3"], "--runs does not go with --check: leave one of them out"),
     (["--check", "--json"], "leave out --json"),
     (["--check", "--only=R1"], "--only=R1: choose from devices, parity, quickstart"),
     (["--check", "--minutes=0"], "--minutes=0.0 must lie between 0.01 and "),
     (["--check", "--size=huge"], "huge"),
     (["--check", f"--out={LAUNCH / 'check_device.sh'}"], "is a file; name a folder"),
-])  # fmt: skip
+])
 def test_mistakes_end_in_one_line(capsys, monkeypatch, arguments, message):
     monkeypatch.setattr(bench, "check_device", None)
     with pytest.raises(SystemExit) as stopped:

@@ -49,7 +49,7 @@ def job():
 def resized(job, config):
     """The job with these settings."""
     models = {role: dataclasses.replace(policy.model_config, remat=config[role].model.remat)
-              for role, policy in job.policies.items()}  # fmt: skip
+              for role, policy in job.policies.items()}
     return sized_job(config, models, job.machine)
 
 
@@ -62,7 +62,7 @@ def described(tree):
      "generator.row_buckets=(8,)"),
     ("verifier.mesh.data=-1", "verifier.mesh.fsdp=2", "verifier.cache_tokens=448", "verifier.row_buckets=(4,8,12)",
      "verifier.model.remat=dots", "verifier.rows_per_micro_batch=2", "verifier.mesh.offload=true"),
-])  # fmt: skip
+])
 def test_a_resized_job_is_the_job_of_those_settings(job, settings):
     options = options_of(*settings)
     made = make_job(options.config, devices_of(options), options.per_process)
@@ -80,7 +80,7 @@ def test_a_resized_job_is_the_job_of_those_settings(job, settings):
 
 @pytest.mark.parametrize("settings", [
     (), ("generator.mesh.fsdp=2", "generator.mesh.tensor=2", "verifier.cache_tokens=448"),
-])  # fmt: skip
+])
 def test_devices_that_are_only_counted_give_the_same_sizes(settings):
     options = options_of(*settings)
     made = make_job(options.config, devices_of(options), options.per_process)
@@ -111,12 +111,12 @@ def test_traffic_of_scoring_by_hand():
     model = ModelConfig(
         vocab_size=6, width=4, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=2, mlp_width=8, tied_head=False,
         compute_dtype="bfloat16",
-    )  # fmt: skip
+    )
     mesh = AbstractMesh((2, 2, 2), ("data", "fsdp", "tensor"))
     sent = wire_bytes_by_kind(score_traffic(model, mesh, MicroBatchShape(1, 10), 4), passes=1)
     # Layers once; two sums a layer of 10 tokens and one for the table; four numbers of each of 12 scored tokens.
     assert sent == {"all-gather": 0.5 * (80 * 2 + 12 * 2 + 12 * 4),
-                    "all-reduce": 2 * 0.5 * ((2 * 10 + 10) * 4 * 2 + 12 * 4 * 4)}  # fmt: skip
+                    "all-reduce": 2 * 0.5 * ((2 * 10 + 10) * 4 * 2 + 12 * 4 * 4)}
     alone = AbstractMesh((1, 1, 1), ("data", "fsdp", "tensor"))
     assert score_traffic(model, alone, MicroBatchShape(1, 10), 4) == []
     assert update_traffic(model, alone, MicroBatchShape(1, 10), 4) == []
@@ -128,7 +128,7 @@ def test_estimates_of_compiled_programs(settings):
     options = options_of(*settings)
     job = make_job(options.config, devices_of(options), options.per_process)
     compiled = {f"{role}/{name}": lower().compile() for role in ROLES
-                for name, lower in lowered_functions(job, role).items()}  # fmt: skip
+                for name, lower in lowered_functions(job, role).items()}
     estimated = estimated_programs(job, "cpu")
     assert compiled.keys() == estimated.keys()
     for name, executable in compiled.items():

@@ -87,7 +87,7 @@ def test_a_loop_of_unknown_length_inside_another_one_is_refused():
     ("replica_groups=mesh['a'=1,'b'=4,'c'=2] {'a','b'}", 4),
     ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}, dim", 4),
     ("replica_groups={}, dimensions={0}", 8),
-])  # fmt: skip
+])
 def test_groups(text, size):
     assert group_size(text, 8) == size
 
@@ -95,6 +95,6 @@ def test_groups(text, size):
 @pytest.mark.parametrize("shape, size", [
     ("f32[]", 4), ("bf16[3,5]{1,0:T(8,128)(2,1)}", 30), ("(f32[2]{0}, /*index=1*/s8[7]{0}, pred[3])", 18),
     ("f8e4m3fn[10]{0}", 10), ("u64[2,2]{1,0:T(8,128)S(6)}", 32),
-])  # fmt: skip
+])
 def test_sizes_of_shapes(shape, size):
     assert shape_bytes(shape) == size

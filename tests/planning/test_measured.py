@@ -24,7 +24,7 @@ GIB = 2**30
 def test_memory_of_a_run_is_what_the_plan_says():
     # One device, and programs as users have them.
     environment = {name: value for name, value in os.environ.items()
-                   if name not in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")}  # fmt: skip
+                   if name not in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")}
     environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{TESTS}"
     done = subprocess.run([sys.executable, "-m", "support.plan_measured"], cwd=ROOT, env=environment, text=True,
                           capture_output=True, timeout=HANG_S)
@@ -41,7 +41,7 @@ def small_policy(remat: str, rows: int):
     model = ModelConfig(
         vocab_size=2048, width=256, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64, mlp_width=1024,
         remat=remat, unroll=True, attention="xla",
-    )  # fmt: skip
+    )
     config = default_config().generator
     config.max_prompt, config.max_response, config.row_buckets = 256, 255, (rows,)
     config.rows_per_micro_batch, config.prompts_per_micro_batch, config.mesh.fsdp = 2, 1, 1
@@ -77,7 +77,7 @@ def test_flops_of_scoring_and_sampling():
         ("prefill", costs.prefill_flops(model, 10, 256, 1, "xla"), sampler.driver.prefill_fn.lower(*sampling.prefill)),
         ("decode", costs.decode_flops(model, 10, 256 + 255, 1),  # the loop over steps counts once, too
          sampler.driver.decode_fn.lower(sampling.weights, state, sampling.params, np.int32(0))),
-    ):  # fmt: skip
+    ):
         flops = counted(lowered)
         print(f"{name}: {expected.total:.4e} by arithmetic, {flops:.4e} counted, {expected.total / flops:.3f}")
         assert expected.total == pytest.approx(flops, rel=0.05), name
@@ -102,7 +102,7 @@ def test_flops_by_hand():
 def test_bytes_by_hand():
     # As above: 120 weights a layer, 40 of the head; keys and values of a token 2 * 1 * 1 * 2 numbers.
     model = ModelConfig(vocab_size=10, width=4, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=2, mlp_width=6,
-                        compute_dtype="bfloat16")  # fmt: skip
+                        compute_dtype="bfloat16")
     assert costs.weight_bytes(model, tensor=1) == 2 * 120 + 4 * 40  # the head is float32
     assert costs.weight_bytes(model, tensor=2) == 2 * 60 + 4 * 20
     assert costs.weight_bytes(model, tensor=4) == 2 * 30 + 4 * 40  # 4 does not divide the vocabulary

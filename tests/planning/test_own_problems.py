@@ -187,14 +187,14 @@ def test_a_config_of_ones_own_starts_from_it(folder, tmp_path, monkeypatch):
     ("MODEL", '{"question": "1?", "anwser": 1}',
      ["line 1: 'answer' is missing", "keys wanted of a row in the format math"]),
     ("MODEL", '{"question": "1?", "answer": 1}', ["1 different questions, 0 are left for training", "give more"]),
-])  # fmt: skip
+])
 def test_mistakes_are_found_together_before_anything_is_done(folder, tmp_path, model, text, messages, capsys):
     problems = tmp_path / "problems.jsonl"
     if text is not None:
         problems.write_text(text)
     with pytest.raises(SystemExit) as stopped:
         parse_command_line("train", "doc", ["--config=own_problems", f"--model={model.replace('MODEL', str(folder))}",
-                                            f"--problems={problems}"], "runs/NAME")  # fmt: skip
+                                            f"--problems={problems}"], "runs/NAME")
     said = capsys.readouterr().err
     told = [line for line in said.splitlines() if not line.endswith(" ...")]  # what is being done
     assert stopped.value.code == 2 and all(line.startswith("error: ") for line in told)
@@ -217,7 +217,7 @@ def test_what_takes_long_is_said_before_it_begins(folder, tmp_path, monkeypatch,
     own(folder, write_problems(tmp_path / "problems.jsonl", 30))
     assert heard == [[f"reading the sizes and the tokenizer of {folder} ..."],
                      ["counting the tokens of 30 problems ..."],
-                     ["choosing batches for 1 x cpu of 64.0 GiB ..."]]  # fmt: skip
+                     ["choosing batches for 1 x cpu of 64.0 GiB ..."]]
 
 
 def test_both_flags_are_needed(capsys):
@@ -243,7 +243,7 @@ def test_limits_that_leave_no_problem_are_named_with_what_they_need(folder, tmp_
     with pytest.raises(SettingsError) as error:
         own(folder, train, *limits)
     expected = [(role, limit, use) for use in ("training", "evaluation")
-                for role, limit in (("generator", 100), ("verifier", 400))]  # fmt: skip
+                for role, limit in (("generator", 100), ("verifier", 400))]
     for message, (role, limit, use) in zip(error.value.messages, expected, strict=True):
         assert message.startswith(f"{role}.max_prompt={limit} leaves no problem of {train} for {use}: the {role}'s sho")
         shortest = int(re.search(r"shortest prompt has (\d+) tokens", message)[1])
@@ -257,7 +257,7 @@ def test_no_number_of_rows_is_one_message(folder, tmp_path):
     with pytest.raises(SettingsError) as error:
         own(folder, problems, "generator.row_buckets=()")
     assert error.value.messages == ("generator.row_buckets=() names no number of rows to decode: name at least one, or "
-                                    "leave it out, and it follows from the memory",)  # fmt: skip
+                                    "leave the setting out to fit it to the memory",)
 
 
 # -------------------------------------------------------------------------------------------------------------- machine
@@ -317,7 +317,7 @@ def test_less_memory_means_fewer_rows_and_too_little_is_an_error(folder, tmp_pat
     adapted = fitted(folder, problems, Machine("cpu", 1, 3 * GIB))
     assert adapted.generator.model.lora.rank == adapted.verifier.model.lora.rank == 32
     fitted(folder, problems, Machine("cpu", 1, 3 * GIB), "generator.loss.kl_coef=0.0", "verifier.loss.kl_coef=0.0",
-           "generator.mesh.offload=True")  # fmt: skip
+           "generator.mesh.offload=True")
 
 
 def test_a_mesh_that_the_machine_cannot_have_is_one_message(folder, tmp_path):

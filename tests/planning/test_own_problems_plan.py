@@ -42,7 +42,7 @@ def no_devices_here(monkeypatch):
 
 def planned(model, problems, target: str, *arguments: str):
     options, *_ = plan.parse_options(["--config=own_problems", f"--model={model}", f"--problems={problems}",
-                                     f"--target={target}", *arguments])  # fmt: skip
+                                     f"--target={target}", *arguments])
     return options.config
 
 
@@ -51,7 +51,7 @@ def planned(model, problems, target: str, *arguments: str):
     ("tpu-v5e:4", "4 x tpu of 15.8 GiB", "bfloat16", 57),
     ("h100:8", "8 x gpu of 75.2 GiB", "bfloat16", 57),
     ("cpu:2", "2 x cpu of ", "float32", 20),
-])  # fmt: skip
+])
 def test_the_target_is_what_settings_are_fitted_to(folder, tmp_path, monkeypatch, target, machine, dtype, steps):
     monkeypatch.setattr("tango_jax.planning.targets.machine_rates", lambda: {"matmul_gflops": 100.0, "read_gb_s": 20.0})
     config = planned(folder, write_problems(tmp_path / "problems.jsonl", 200), target)
@@ -105,10 +105,10 @@ def test_a_hub_id_needs_no_network(tmp_path, monkeypatch, model):
     notes = config.notes.splitlines()
     assert "the generator's prompts are counted roughly and the verifier's prompts are counted roughly" in notes[0]
     assert "134 M parameters on 1 x tpu" in notes[3]
-    assert notes[5].startswith(f"a plan downloads nothing, and the tokenizer of {model} is not here: a token is "
-                               "counted for each 2.5 bytes")  # fmt: skip
+    assert notes[5].startswith(f"a plan downloads nothing, and the tokenizer of {model} is not here: one token is "
+                               "counted for every 2.5 bytes")
     assert notes[5].endswith("or set generator.max_prompt and generator.max_response and verifier.max_prompt and "
-                             "verifier.max_response")  # fmt: skip
+                             "verifier.max_response")
     assert plan_source(config, "generator").model_config.width == 576
     exact = planned(model, ROWS / "gsm8k.jsonl", "tpu-v5e:1", "--config.generator.max_prompt=640")
     assert exact.generator.max_prompt == 640 and "max_prompt=640" in exact.notes
@@ -149,7 +149,7 @@ def test_rough_counts_beside_real_ones():
     for rows in ("gsm8k", "math500", "aime"):
         problems = load_problems(str(ROWS / f"{rows}.jsonl")).problems
         real, rough = (prompt_lengths(config, problems, dict.fromkeys(ROLES, each.tokenizer))
-                       for each in (source, with_rough_tokens(source)))  # fmt: skip
+                       for each in (source, with_rough_tokens(source)))
         for role in ROLES:
             assert 0.95 < np.median(rough[role].tokens / real[role].tokens) < 1.3, (rows, role)
 

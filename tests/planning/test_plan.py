@@ -54,7 +54,7 @@ def test_json_has_what_programs_read(tiny_plan):
     peaks = [phase["peak"] for phase in report["phases"].values()]
     assert report["peak_gib_per_device"] == max(peaks) > 0
     assert set(report["phases"]) == {f"{role}/{phase}" for role in ("generator", "verifier")
-                                     for phase in ("reshard", "sample", "score", "update", "sft")}  # fmt: skip
+                                     for phase in ("reshard", "sample", "score", "update", "sft")}
     assert set(report["predicted_seconds"]) == {"reshard", "sample", "verify", "score", "update"}
     assert all(seconds > 0 for seconds in report["predicted_seconds"].values())
     low, high = report["predicted_hours_between"]
@@ -62,7 +62,7 @@ def test_json_has_what_programs_read(tiny_plan):
     assert report["predicted_hours"] == pytest.approx(sum(
         count * sum(report["predicted_seconds_by_turn"][role].values())
         for role, count in (("generator", 6), ("verifier", 4))  # 2 of warm-up, 1 after each 3 of the generator
-    ) / 3600)  # fmt: skip
+    ) / 3600)
 
 
 def test_memory_of_states_is_counted_by_hand(tiny_plan):
@@ -107,7 +107,7 @@ def test_a_role_without_stage_one_has_none():
 def test_one_policy_in_both_roles_is_in_memory_once():
     settings = ["verifier.adapter=generator"]
     one, two = (make_job(load_config(str(ROOT / "configs/tiny.py"), chosen), Devices(jax.devices()[:1], True, {}), 1)
-                for chosen in (settings, []))  # fmt: skip
+                for chosen in (settings, []))
     generator, verifier = (device_bytes(policy.state.params) for policy in two.policies.values())
     for role in ("generator", "verifier"):  # each with its reference, which KL is measured against
         assert resident(two, "", role).parameters == 2 * (generator + verifier)
@@ -147,7 +147,7 @@ def test_what_to_change_when_it_does_not_fit(tiny_plan):
     text = "\n".join(lines)
     for change in ("generator.row_buckets=(4,)", "generator.rows_per_micro_batch=2", "generator.model.remat=full",
                    "generator.logp_chunk=512", "one process for the 8 devices of a host", "verifier.mesh.offload=True",
-                   "more devices"):  # fmt: skip
+                   "more devices"):
         assert change in text
     assert advice(tiny_plan.job, tiny_plan.phases, large) == []
     stage_one = [phase for phase in tiny_plan.phases if phase.name == "verifier/sft"]
@@ -173,7 +173,7 @@ def test_a_compiler_that_runs_out_of_memory_is_no_crash():
 
 @pytest.mark.parametrize("argument, message", [
     ("--target=b200:8", f"choose one of {', '.join(TARGETS)}, cpu"),
-    ("--target=a100-80gb:12", "a machine has 8 devices, and 12 are no multiple"),
+    ("--target=a100-80gb:12", "a machine has 8 devices, and 12 is not a multiple"),
     ("--target=tpu-v5p:24", "comes in slices of 4, 8, 16, 32"),
     ("--target=a100-80gb:x", "with a number of devices, 1 or more, after a colon"),
     ("--target=a100-80gb:0", "with a number of devices, 1 or more, after a colon"),
@@ -187,7 +187,7 @@ def test_a_compiler_that_runs_out_of_memory_is_no_crash():
     ("--filled=half", "argument --filled: invalid float value: 'half'"),
     ("--jsn", "unknown argument '--jsn'"),
     ("--config.rl.gama=1", "did you mean rl.gamma"),
-])  # fmt: skip
+])
 def test_mistakes_on_the_command_line(argument, message):
     with pytest.raises(SystemExit, match=re.escape(message)):
         plan.main(["--config=configs/tiny.py", "--target=a100-80gb:32", argument])
@@ -233,7 +233,7 @@ def test_sizes_of_checkpoints_without_them():
     ("meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.2-3B-Instruct"), ("google/gemma-3-1b-pt", "google/gemma-3-1b-it"),
     ("mlx-community/Qwen2.5-Math-7B-Instruct-bf16", "Qwen/Qwen2.5-Math-7B"), ("someone/Qwen2.5-1.5B-Instruct", None),
     ("Qwen/Qwen2.5-1.5B-Instruct-4bit", None),
-])  # fmt: skip
+])
 def test_a_tuned_model_and_its_copies_have_the_sizes_of_the_known_one(name, known):
     assert known_name(name) == known
     if known:
@@ -245,7 +245,7 @@ def test_a_tuned_model_and_its_copies_have_the_sizes_of_the_known_one(name, know
     ("google/gemma-3-270m-it", 268), ("google/gemma-3-1b-it", 1000), ("google/gemma-3-4b-it", 3880),
     ("HuggingFaceTB/SmolLM3-3B", 3075), ("allenai/OLMo-2-0425-1B-Instruct", 1485),
     ("allenai/OLMo-2-1124-7B-Instruct", 7298),
-])  # fmt: skip
+])
 def test_parameters_of_the_families_whose_layers_differ(name, millions):
     assert num_parameters(preset_model(name)) / 1e6 == pytest.approx(millions, abs=1)
 
@@ -277,7 +277,7 @@ def test_segments_of_a_decode_batch():
     lengths = np.array([9, 9, 5, 5, 3, 2])
     assert list(decode_segments(lengths, 8, SamplerConfig((1,), (4, 10), (4, 8)))) == [
         DecodeSegment(8, 4, 2), DecodeSegment(4, 4, 1), DecodeSegment(4, 10, 5)
-    ]  # fmt: skip
+    ]
     # Prefill has made the only token.
     assert list(decode_segments(np.array([1, 1]), 2, SamplerConfig((1,), (4,), (2,)))) == []
 
@@ -304,7 +304,7 @@ def test_prompts_are_read_in_the_bucket_of_their_chunk():
     config = load_config(str(ROOT / "configs/tiny.py"), [
         "generator.max_prompt=24", "generator.row_buckets=(1,2,4,8)", "generator.cache_tokens=160",
         "generator.prompt_buckets=(8,16)",
-    ])  # fmt: skip
+    ])
     job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
     done = sampling_workload(job, "generator", 4, 2, filled=0.5)
     assert (done.prompt_length, done.pass_lengths) == (24, (24, 16, 8, 8))

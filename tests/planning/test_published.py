@@ -102,7 +102,7 @@ def test_the_fit_by_hand():
 def test_what_nobody_has_measured():
     """Scores run as updates do; a device of which nothing is known is the mean of the others of its platform."""
     rows = [measured(ROW, update=0.4), measured(ROW._replace(device="a100-80gb"), update=0.9),
-            measured(ROW._replace(kind="decode"), read=0.8)]  # fmt: skip
+            measured(ROW._replace(kind="decode"), read=0.8)]
     found = fit(rows)
     assert found.of(A100, 1).score == found.of(A100, 1).prefill == pytest.approx(0.9)
     assert found.of(TARGETS["l4"], 1).update == pytest.approx(0.6)

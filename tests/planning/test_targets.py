@@ -37,7 +37,7 @@ def test_no_other_slice():
 @pytest.mark.parametrize("name, count, hosts", [
     ("tpu-v5e", 1, 1), ("tpu-v5e", 8, 1), ("tpu-v5e", 16, 4), ("tpu-v5p", 4, 1), ("tpu-v5p", 8, 2),
     ("tpu-v5p", 6144, 1536),
-])  # fmt: skip
+])
 def test_the_compiler_knows_the_slice(name, count, hosts, monkeypatch):
     target = open_target(name, count)
     if missing := missing_compilers(target):
@@ -73,7 +73,7 @@ def test_a_config_file_that_asks_for_devices_finds_those_of_the_plan(tmp_path):
     )
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-m", "tango_jax.plan", "--config=mine.py", "--target=cpu:3"], cwd=tmp_path,
-                          env=environment, text=True, capture_output=True, timeout=HANG_S)  # fmt: skip
+                          env=environment, text=True, capture_output=True, timeout=HANG_S)
     assert done.returncode == 2 and "3 devices" in done.stderr, done.stderr
 
 

@@ -83,7 +83,7 @@ def test_two_cards_in_one_process_or_in_two(capsys, few_models):
     (["--target=l4:2", "--per-process=3"], "--per-process=3: choose a number of devices that divides 2"),
     (["--target=l4:1", "--speed=2"], "--speed"),
     ([], "no --config is given"),
-])  # fmt: skip
+])
 def test_mistakes_are_one_line(capsys, words, message):
     with pytest.raises(SystemExit) as stop:
         plan.main(words)

@@ -28,7 +28,7 @@ def optimizer_settings(**changes):
         ({"warmup_steps": 2, "cosine_to": 10},
          {0: 0.0, 1: 0.05, 2: 0.1, 4: 0.05 * (1 + 2**-0.5), 6: 0.05, 10: 0.0, 1000: 0.0}),
     ],
-)  # fmt: skip
+)
 def test_learning_rates(changes, rates):
     schedule = learning_rate(0.1, **({"warmup_steps": 0} | changes))
     for step, rate in rates.items():

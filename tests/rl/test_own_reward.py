@@ -50,7 +50,7 @@ def test_any_number_is_a_reward(own, value):
 @pytest.mark.parametrize("value, shown", [
     ("None", "None"), ("'1'", "'1'"), ("float('nan')", "nan"), ("float('-inf')", "-inf"), ("1e7", "10000000.0"),
     ("[1.0]", "[1.0]"), ("[[1], [1, 2]]", "[[1], [1, 2]]"), ("1j", "1j"), ("solution.steps", "('step',)"),
-])  # fmt: skip
+])
 def test_anything_else_is_refused_with_the_place_and_the_response(own, value, shown):
     own_fn = own(f"import math\ndef f(solution):\n    return {value}\n")
     with pytest.raises(ValueError) as error:
@@ -80,7 +80,7 @@ def test_a_reward_that_hangs_is_interrupted(own, monkeypatch):
 @pytest.mark.parametrize("role, text, message", [
     ("generator", "def f(answers, rl):", r"missing a required argument: 'rl'; it is called as f\(solution\)"),
     ("verifier", "def f(solution):", r"too many positional arguments; it is called as f\(verification, solution\)"),
-])  # fmt: skip
+])
 def test_other_parameters_are_refused(own, role, text, message):
     with pytest.raises(ValueError, match=rf"^{role}\.reward=own\.py:f: own\.py, line 1: {message}$"):
         own(f"{text}\n    return 0\n", role)

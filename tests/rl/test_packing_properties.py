@@ -36,7 +36,7 @@ def test_every_response_is_packed_once_beside_its_prompt(batch):
             np.full(lengths_PM[p, m], 0.5 * is_kept_PM[p, m], np.float32), 1.0 + p * M + m,
         )
         for p in range(P) for m in range(M)
-    ]  # fmt: skip
+    ]
     shape = PackShape(10 if shared else 12, rows, shared, (1, 2) if shared else ())
     packed = pack(sequences, shape, max_sequences=most * M, max_prompts=most, num_shards=shards)
     again = pack([], shape, max_sequences=most * M, max_prompts=most, num_shards=shards)

@@ -92,7 +92,7 @@ def test_misshapen_input_is_refused():
     ("grpo", [1, 1, 0, 1], 2, [False, True]), ("rloo", [0, 0, 1, 1], 2, [False, False]),
     ("grpo", [1, 0, -1], 1, [True, False, True]),  # one alone keeps its reward
     ("reinforce_pp", [1, 1, 0, 0], 2, [True, True]), ("reinforce_pp", [1, 1, 1, 1], 2, [False, False]),
-])  # fmt: skip
+])
 def test_a_signal_is_an_outcome_advantage(algorithm, rewards, group_size, expected):
     reward_B, is_action_BT = np.array(rewards, np.float32), np.ones((len(rewards), 2), bool)
     found = algorithm_of(algorithm)

@@ -42,7 +42,7 @@ def test_turns_of_each_role_are_counted():
     turns = Schedule(2, 3, 1, generator_turns=6).turns()  # WW GGGV GGGV
     assert [(turn.role[0], turn.role_step) for turn in turns] == [
         ("v", 0), ("v", 1), ("g", 0), ("g", 1), ("g", 2), ("v", 2), ("g", 3), ("g", 4), ("g", 5), ("v", 3),
-    ]  # fmt: skip
+    ]
 
 
 def test_tango_warms_up_then_interleaves():

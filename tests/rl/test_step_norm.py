@@ -93,7 +93,7 @@ labels = st.lists(st.sampled_from([1, -1]), min_size=1, max_size=8).map(tuple)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 8), min_size=2, max_size=8), st.sampled_from([1, -1]), st.sampled_from(sorted(FORMS)),
-       st.sampled_from(["grpo", "rloo", "reinforce_pp"]))  # fmt: skip
+       st.sampled_from(["grpo", "rloo", "reinforce_pp"]))
 def test_equal_judgements_compare_nothing_whatever_the_counts(counts, y, form, algorithm):
     assert not advantage(form, *[(y,) * n for n in counts], algorithm=algorithm).any()
 
@@ -110,7 +110,7 @@ def test_the_first_token_of_solutions_depends_on_the_share_alone(rows, times):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 6).flatmap(lambda n: st.lists(
-    st.lists(st.sampled_from([1, -1]), min_size=n, max_size=n).map(tuple), min_size=2, max_size=6)))  # fmt: skip
+    st.lists(st.sampled_from([1, -1]), min_size=n, max_size=n).map(tuple), min_size=2, max_size=6)))
 def test_with_equal_counts_solutions_is_the_published_form_up_to_the_scale(rows):
     shares = [np.mean(row) for row in rows]
     adv_BT, published_BT = advantage("solutions", *rows), grpo_step_BT(*steps_of(*rows), len(rows))

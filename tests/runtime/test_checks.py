@@ -19,7 +19,7 @@ def test_all_that_is_wrong_is_raised_at_once_and_nothing_twice():
         mistakes.raise_all()
     assert error.value.messages == (
         "a=1 must be 2", "b='z' is not one of x, y", "file: c is missing", "cell 2: d=0", "cell 2: e=0",
-    )  # fmt: skip
+    )
     assert str(error.value).splitlines() == list(error.value.messages) and isinstance(error.value, ValueError)
     assert mistakes.is_about("a=") and mistakes.is_about("zzz", "b") and not mistakes.is_about("missing")
 
@@ -43,7 +43,7 @@ def test_a_command_prints_a_line_for_each_with_its_own_exit_code(capsys):
     (FloatingPointError("a loss of nan"), 1, "error: a loss of nan"),
     (FileNotFoundError(2, "No such file or directory", "x"), 1, "error: x: No such file or directory (was it removed"),
     (KeyboardInterrupt(), 130, "interrupted; what was asked before is answered"),
-])  # fmt: skip
+])
 def test_exit_codes_tell_mistakes_failures_and_interruptions_apart(error, code, line, capsys):
     with pytest.raises(SystemExit) as stopped, failures.ends_in_one_line("what was asked before is answered"):
         raise error
@@ -55,7 +55,7 @@ def test_exit_codes_tell_mistakes_failures_and_interruptions_apart(error, code, 
     (None, r"cannot be read \(No such file or directory\)"),
     ("{", r"is not JSON \(.*\)"), (b"\xff", r"is not JSON \(.*\)"),
     ("[1]", "holds a list, not an object"), ("null", "holds a NoneType, not an object"),
-])  # fmt: skip
+])
 def test_a_file_without_a_json_object_is_named_with_its_remedy(tmp_path, text, message):
     path = tmp_path / "settings.json"
     if text is not None:

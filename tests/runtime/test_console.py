@@ -57,7 +57,7 @@ def test_a_log_file_says_what_a_stage_begins_with(log, clock):
             stage.advance(phase=f"turn {turn}")
     assert [line.split(" · ")[1] for line in lines(log)] == [
         "evaluation begins", "turn 1 1/2", "turn 2 2/2", "finished after 0.0 s",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_log_says_what_a_long_step_is_at(log, clock):

@@ -38,7 +38,7 @@ def full_disk(path) -> OSError:
 def test_a_disk_that_fails_is_one_line_with_the_file(number, tmp_path, monkeypatch):
     message = end_of(OSError(number, os.strerror(number), "runs/x/summary.json"), tmp_path, monkeypatch)
     assert message.startswith(f"error: runs/x/summary.json: {os.strerror(number)} (") and "\n" not in message
-    assert message.endswith(f"What is saved in {tmp_path} is kept: the same command goes on from there")
+    assert message.endswith(f"What is saved in {tmp_path} is kept: the same command resumes from there")
 
 
 @pytest.mark.parametrize("error, part", [
@@ -51,7 +51,7 @@ def test_a_disk_that_fails_is_one_line_with_the_file(number, tmp_path, monkeypat
     (RuntimeError("the math grader cannot start: no module\nmath_verify"), "the math grader cannot start"),
     (FloatingPointError("nan"), "error: nan"),
     (ValueError("two\nlines"), "error: two lines"),
-])  # fmt: skip
+])
 def test_errors_of_libraries_and_users_are_one_line(error, part, tmp_path, monkeypatch):
     message = end_of(error, tmp_path / "none", monkeypatch)
     assert part in message and "\n" not in message and message.startswith("error: ")
@@ -61,7 +61,7 @@ def test_errors_of_libraries_and_users_are_one_line(error, part, tmp_path, monke
 
 
 @pytest.mark.parametrize("kind", [AssertionError, AttributeError, TypeError, IndexError, NotImplementedError,
-                                  RecursionError])  # fmt: skip
+                                  RecursionError])
 def test_a_mistake_of_the_program_keeps_its_traceback(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runtime, "configure", lambda config: "")
     mistake = kind("ours")
@@ -77,7 +77,7 @@ def test_a_mistake_of_the_program_keeps_its_traceback(kind, tmp_path, monkeypatc
 @pytest.mark.parametrize("error, part", [
     (RuntimeError("Unable to initialize backend 'cuda':\nno driver"), "Unable to initialize backend 'cuda': no driver"),
     (AssertionError(), "its package is not installed"),  # jax's own, for a platform that is known and not there
-])  # fmt: skip
+])
 def test_a_device_that_is_not_there_is_a_mistake_of_the_users(monkeypatch, error, part):
     def devices():
         raise error
@@ -92,7 +92,7 @@ def test_results_that_standard_output_does_not_take_are_one_line(tmp_path):
     rows.write_text('{"text": "<answer>\\\\boxed{a}</answer>", "gold": "a", "kind": "string"}\n')
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "tango_jax.grade", f"--file={rows}"], cwd=ROOT, stdout=full,
-                              stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
+                              stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == failures.FAILED
     assert done.stderr.splitlines()[-1] == "error: grade.py, _write_rows: No space left on device (free some space)"
     assert "Exception ignored" not in done.stderr and "Traceback" not in done.stderr
@@ -144,7 +144,7 @@ def test_a_metrics_file_that_is_removed_comes_back_before_the_end(writer, tmp_pa
     lambda path: path.write_bytes(b""),  # a shell's `>`
     lambda path: os.replace(shutil.copy(path, f"{path}.new"), path),  # an editor
     lambda path: open(path, "ab").write(b"{}\n"),
-])  # fmt: skip
+])
 def test_a_metrics_file_that_others_change_is_noticed_before_a_checkpoint_relies_on_it(writer, tmp_path, change):
     change(tmp_path / "run" / "metrics.jsonl")
     with pytest.raises(ValueError, match="was replaced or changed during the run"):

@@ -38,7 +38,7 @@ def asked(monkeypatch):
     ("JAX_COORDINATOR_ADDRESS", "host:0", "HOST:PORT"),
     ("JAX_COORDINATOR_ADDRESS", "host:65536", "HOST:PORT"),
     ("JAX_PROCESS_ID", "", "is set, but JAX_PROCESS_ID is not: set all three or none"),
-])  # fmt: skip
+])
 def test_a_mistake_in_the_environment_is_one_line(monkeypatch, asked, name, value, message):
     for variable, text in (RIGHT | {name: value}).items():
         monkeypatch.setenv(variable, text)
@@ -67,6 +67,6 @@ def test_a_platform_that_is_not_there_is_one_line(tmp_path):
     command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={tmp_path / 'run'}"]
     environment = os.environ | {"JAX_PLATFORMS": "abacus"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-                          timeout=HANG_S)  # fmt: skip
+                          timeout=HANG_S)
     assert done.returncode == 2 and done.stderr.startswith("error: jax finds no device of JAX_PLATFORMS=abacus")
     assert done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()

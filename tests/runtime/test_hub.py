@@ -47,7 +47,7 @@ def warned(caplog):
     ("Qwen/Qwen3-8B", ("Qwen/Qwen3-8B", None)), ("gpt2", ("gpt2", None)), (f"a/b@{COMMIT}", ("a/b", COMMIT)),
     ("a/b@v1.0", ("a/b", "v1.0")), ("a/b@refs/pr/3", ("a/b", "refs/pr/3")), ("gpt2@main", ("gpt2", "main")),
     ("a/b/c", None), ("a b", None), ("", None),
-])  # fmt: skip
+])
 def test_ids(name, parts):
     assert parse_hub_id(name) == (None if parts is None else HubId(*parts))
 
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_can_move_is_named_with_its_commit(hub, warned, name, 
     folder = resolve_folder(name)
     assert (folder / "config.json").read_bytes() == (b"new" if commit == NEWER else b"old")
     assert warned() == [f"warning: {name} is not pinned to a commit: it is now at commit {commit}; write "
-                               f"team/tiny@{commit} for the same files every time"]  # fmt: skip
+                               f"team/tiny@{commit} for the same files every time"]
     assert hub.fetched() == ["config.json"]
     hub.is_down = True
     assert resolve_folder(name) == folder  # the commit that the revision was at the last time
@@ -101,7 +101,7 @@ def test_a_folder_of_such_a_name_is_a_folder(hub, tmp_path, monkeypatch, warned)
 @pytest.mark.parametrize("form, file, default", [
     ("hub:team/sums{}:easy/test", "easy/test/0000.parquet", PARQUET_BRANCH),
     ("hub:team/sums{}/a/b.jsonl", "a/b.jsonl", "main"),
-])  # fmt: skip
+])
 def test_data_of_a_revision(hub, warned, caplog, form, file, default):
     for commit, revision in ((COMMIT, "refs/pr/1"), (NEWER, default)):
         content = io.BytesIO()
@@ -119,7 +119,7 @@ def test_data_of_a_revision(hub, warned, caplog, form, file, default):
         is_pinned = revision == f"@{COMMIT}"
         assert warned() == [] if is_pinned else [
             f"warning: {form.format(revision)} is not pinned to a commit: it is now at commit {commit}; write "
-            f"{form.format(f'@{commit}')} for the same files every time"]  # fmt: skip
+            f"{form.format(f'@{commit}')} for the same files every time"]
 
 
 def test_a_split_that_is_pinned_to_another_branch_says_which_one_it_needs(hub):
@@ -185,7 +185,7 @@ def test_without_the_hub_a_part_of_a_checkpoint_is_not_taken_for_it(hub):
 
 
 FIX = ("check the name, ask for access at HUB/{}, and log in (hf auth login) or set HF_TOKEN, or download it elsewhere "
-       "and give its path")  # fmt: skip
+       "and give its path")
 NO_MODEL = "(no folder of that name is here, and the hub has no such model, or you may not read it): "
 
 
@@ -197,7 +197,7 @@ NO_MODEL = "(no folder of that name is here, and the hub has no such model, or y
     ("team/tiny@v9", None, "(it has no revision v9): name a commit, tag or branch that it has"),
     (f"team/tiny@{NEWER}", None, f"(it has no revision {NEWER}): name a commit, tag or branch that it has"),
     ("team/ti--ny", None, "(Cannot have -- or .. in repo_id: 'team/ti--ny'.): check the name"),
-])  # fmt: skip
+])
 def test_what_the_hub_refuses_is_one_line_with_the_fix(hub, monkeypatch, name, token, message):
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
@@ -221,7 +221,7 @@ def test_a_reader_of_a_gated_repository_gets_it(hub, monkeypatch):
     ("none", "(the hub has no such data set, or you may not read it): " + FIX.format("datasets/team/none")),
     ("sums", "(it has no revision refs/convert/parquet): "
      "name a commit, tag or branch that it has, or name one of its files"),
-])  # fmt: skip
+])
 def test_data_that_the_hub_does_not_have_is_one_line(hub, name, message):
     hub.add("datasets/team/sums", COMMIT, {"sums.jsonl": b"{}"}, "main")
     with pytest.raises(ValueError) as error:
@@ -233,7 +233,7 @@ def test_data_that_the_hub_does_not_have_is_one_line(hub, name, message):
 @pytest.mark.parametrize("error, message", [
     (errno.ENOSPC, r"\(\[Errno 28\] No space left on device\): free space at {cache}, or set HF_HOME to another fold"),
     (errno.EACCES, r"\(\[Errno 13\] Permission denied: .*\): free space at {cache}, or set HF_HOME to another folder"),
-])  # fmt: skip
+])
 def test_a_disk_that_takes_no_file_is_one_line(hub, monkeypatch, error, message):
     def refuse(path, *_):
         raise OSError(error, os.strerror(error), None if error == errno.ENOSPC else str(path))
@@ -247,7 +247,7 @@ def test_a_disk_that_takes_no_file_is_one_line(hub, monkeypatch, error, message)
 @pytest.mark.parametrize("is_full, message", [
     (False, "team/gated: could not be fetched from the hub (no folder of that name is here, and the hub has no such "),
     (True, "team/gated: could not be fetched from the hub ([Errno 27] File too large): free space at "),
-], ids=["gated", "full disk"])  # fmt: skip
+], ids=["gated", "full disk"])
 def test_a_command_that_cannot_download_ends_in_one_line(hub, monkeypatch, is_full, message):
     """In a process of its own: the variables reach the client, and a file larger than a limit ends like a full disk."""
     if is_full:
@@ -258,7 +258,7 @@ def test_a_command_that_cannot_download_ends_in_one_line(hub, monkeypatch, is_fu
     command = f"{limit} && exec {sys.executable} -m tango_jax.sample --checkpoint=team/gated --question='3 + 4?'"
     done = finish(subprocess.Popen(
         ["bash", "-c", command], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ))  # fmt: skip
+    ))
     assert done.code == 2 and "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "could not be fetched" in line]
     assert message in line

@@ -62,7 +62,7 @@ def test_a_git_that_is_missing_or_slow_does_not_matter(monkeypatch, error):
     ([str(facts._PACKAGE / "train.py"), "--config=my file.py"], "python -m tango_jax.train '--config=my file.py'"),
     (["/opt/bin/tango-train", "--config=tiny"], "tango-train --config=tiny"),
     (["/opt/notebook.py", "--token=secret"], "python"), ([], "python"),
-])  # fmt: skip
+])
 def test_the_command_line(monkeypatch, arguments, command):
     monkeypatch.setattr(sys, "argv", arguments)
     assert facts.process_facts()["command"] == command

@@ -20,7 +20,7 @@ def run_python(code: str) -> subprocess.CompletedProcess:
     """A process of its own that sends itself the signal; it loads no jax."""
     code = "import os, signal\nfrom tango_jax.runtime import termination\ntermination.watch()\n" + textwrap.dedent(code)
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
-                          timeout=HANG_S)  # fmt: skip
+                          timeout=HANG_S)
 
 
 def test_nothing_here_imports_jax():
@@ -162,7 +162,7 @@ def test_a_library_that_takes_the_signal_loses_it_again():
     ("/opt/bin/tango-sample", ["python", "/opt/bin/tango-sample"], False),
     # A worker that multiprocessing spawned from tango-train.
     ("/opt/bin/tango-train", ["python", "-c", "spawn_main(3)", "--multiprocessing-fork"], False),
-])  # fmt: skip
+])
 def test_commands_are_watched_from_the_first_line(monkeypatch, first, arguments, expected):
     monkeypatch.setattr(sys, "argv", [first])
     monkeypatch.setattr(sys, "orig_argv", arguments)
@@ -173,7 +173,7 @@ def test_commands_are_watched_from_the_first_line(monkeypatch, first, arguments,
 def test_a_command_that_is_still_importing_ends_at_once(tmp_path, command):
     flags = {"train": ["--config=configs/tiny.py"], "evaluate": ["--checkpoint=x", "--sets=gsm8k"]}[command]
     process = subprocess.Popen([sys.executable, "-m", f"tango_jax.{command}", *flags, f"--workdir={tmp_path / 'run'}"],
-                               cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+                               cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: is_watching(process.pid), "SIGTERM is caught", process)
     process.send_signal(signal.SIGTERM)
     done = finish(process)

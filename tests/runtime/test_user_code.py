@@ -164,7 +164,7 @@ def run_script(path, text: str) -> str:
     """What a script prints last: its result, or the last line of its traceback."""
     path.write_text(LOADS + text)
     done = subprocess.run([sys.executable, path.name], cwd=path.parent, env=os.environ | {"PYTHONPATH": str(ROOT)},
-                          timeout=HANG_S, capture_output=True, text=True, check=False)  # fmt: skip
+                          timeout=HANG_S, capture_output=True, text=True, check=False)
     return (done.stdout + done.stderr).splitlines()[-1]
 
 
@@ -185,7 +185,8 @@ def test_a_file_that_loads_itself_is_one_line_and_not_a_recursion(tmp_path, call
     path.write_text(f"{LOADS}def f(x):\n    return x\n{call}\n")
     for _ in range(2):
         assert refused(load_function, "a.key", f"{path}:f", ("x",)) == (
-            f'a.key={path}:f: {path}: it starts what loads this file again: put that under `if __name__ == "__main__":`'
+            f"a.key={path}:f: {path}: it starts a command that loads this file again: put the start under "
+            '`if __name__ == "__main__":`'
         )
     path.write_text(f"{LOADS}def f(x):\n    return x\nif __name__ == '__main__':\n    load()\n")
     assert load_function("a.key", f"{path}:f", ("x",)).call(3) == 3

@@ -66,7 +66,7 @@ def test_an_exported_generator_that_judges_has_no_prompt_for_it(tmp_path):
     ("prompt_template.txt", None, "No such file"),
     ("prompting.json", '{"role": "generator", "use_chat": 1, "max_prompt": 1, "max_new_tokens": 1, "min_steps": 1}',
      "use_chat=1"),
-])  # fmt: skip
+])
 def test_a_damaged_export_says_so(tmp_path, name, text, message):
     run = run_with_a_prompt_of_its_own(write_tiny_folder(tmp_path / "model"), tmp_path / "run")
     out = export.export(run, "generator", tmp_path / "out")

@@ -106,7 +106,7 @@ def test_no_budget_changes_a_token(
     numbers = np.random.default_rng(seed).permutation(1000)[:size]
     done = check(setup, config, SampleRequest(
         some_prompts(prompts), group_size, step_key(seed, "test"), temperature, max_new=limits, row_numbers=numbers
-    ))  # fmt: skip
+    ))
     shapes = [segment.shape for segment in done.segments]
     assert all(shape.rows in row_buckets and shape.cache in cache_buckets for shape in shapes)
     assert sorted(shape.cache for shape in shapes) == [shape.cache for shape in shapes]  # the cache never shrinks
@@ -148,7 +148,7 @@ def test_nothing_compiles_after_warm_up(setup):
             setup.continuous.sample(setup.weights, SampleRequest(
                 some_prompts(count), group_size, step_key(number), 0.5 * number, top_p=1 - 0.1 * number, top_k=number,
                 max_new=(None, 2, 7)[number % 3],
-            ))  # fmt: skip
+            ))
         assert counter.compilations == []
 
 
@@ -205,7 +205,7 @@ def test_a_cache_changes_its_shape_layer_by_layer(has_slots, monkeypatch):
     state = empty_state(model, 64, 16, 8, 32)
     for change in (
         lambda state: grow_cache(fns, state, 64), lambda state: compact_rows(fns, state, np.arange(8, dtype=np.int32))
-    ):  # fmt: skip
+    ):
         before, peaks[:] = nbytes((state.prefix, state.suffix)), []
         state = change(state)
         after = nbytes((state.prefix, state.suffix))

@@ -216,7 +216,7 @@ def test_nothing_compiles_after_warm_up(setup):
                 setup.sampler.sample(weights, SampleRequest(
                     prompts, group_size, step_key(number), 0.5 * number, top_p=1 - 0.1 * number, top_k=number,
                     max_new=(None, 2, 7)[number % 3],
-                ))  # fmt: skip
+                ))
         assert counter.compilations == []
 
 
@@ -306,7 +306,7 @@ def test_inverse_cdf_never_draws_a_token_without_weight(vocab):
 
 
 WAYS = {"plain": (1.0, 1.0, 0), "greedy": (0.0, 1.0, 0), "top_p": (0.7, 0.9, 0), "top_k": (1.0, 1.0, 3),
-        "both": (1.0, 0.5, 2)}  # fmt: skip
+        "both": (1.0, 0.5, 2)}
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)

@@ -130,7 +130,7 @@ def test_a_slot_is_refilled_when_its_row_ends():
     actions, segments, row_steps = followed(config, 2, 1, [8, 3, 3, 3])
     assert [action.seats for action in actions if isinstance(action, Insert)] == [
         (Seat(0, 0, 0),), (Seat(1, 0, 1),), (Seat(2, 0, 1),), (Seat(3, 0, 1),)
-    ]  # fmt: skip
+    ]
     assert [steps for _, steps in segments] == [2, 2, 3]
 
 
@@ -141,7 +141,7 @@ def test_samples_of_a_prompt_that_is_read_once_wait_for_slots():
     assert sum(isinstance(action, Read) for action in actions) == 1
     assert [action.seats for action in actions if isinstance(action, Insert)] == [
         (Seat(0, 0, 0), Seat(1, 0, 1)), (Seat(2, 0, 1),), (Seat(3, 0, 1),)
-    ]  # fmt: skip
+    ]
 
 
 @settings(deadline=None, max_examples=200, derandomize=True)

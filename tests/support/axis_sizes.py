@@ -28,7 +28,7 @@ def sizes_of(variables: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
     it is broadcast.
     """
     sizes = {name: value for name, value in variables.items()
-             if re.fullmatch("[A-Z]", name) and isinstance(value, int)}  # fmt: skip
+             if re.fullmatch("[A-Z]", name) and isinstance(value, int)}
     wrong = []
     for name, value in variables.items():
         letters = letters_of(name)

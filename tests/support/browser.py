@@ -11,7 +11,7 @@ from support.processes import HANG_S, wait_for
 
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-         "--force-prefers-reduced-motion")  # fmt: skip
+         "--force-prefers-reduced-motion")
 
 
 class Page:

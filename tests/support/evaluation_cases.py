@@ -20,7 +20,7 @@ FILES = {  # rows of every set to solve
     "math500": "math500.jsonl", "aime24": "aime_capitals.jsonl", "aime25": "aime.jsonl", "amc23": "amc23.jsonl",
     "olympiadbench": "olympiadbench.jsonl", "gsm8k": "gsm8k.jsonl", "bgqa": "bgqa.jsonl", "cruxeval": "cruxeval.jsonl",
     "strategyqa": "strategyqa.json", "tablebench": "tablebench.jsonl",
-}  # fmt: skip
+}
 SILENT = Console(enabled=False)
 PROMPT = "{problem}\n"
 CLAIM = "{problem}\n{solution}\n{num_steps}\n"
@@ -42,7 +42,7 @@ def tagged(answer, steps=3) -> str:
 def verification(verdict: str, *judgements: bool) -> str:
     blocks = "".join(f"<step>\\boxed{{{'CORRECT' if mark else 'INCORRECT'}}}</step>" for mark in judgements)
     return (f"<step_verification>{blocks}</step_verification>"
-            f"<final_verification>\\boxed{{{verdict}}}</final_verification>")  # fmt: skip
+            f"<final_verification>\\boxed{{{verdict}}}</final_verification>")
 
 
 def settings_of(out, *flags, sets, checkpoint="a/b"):
@@ -60,7 +60,7 @@ def scripted(tokenizer, text_fn, template=PROMPT, max_prompt=100_000, calls=None
         if calls is not None:
             calls.append((len(prompts), group_size, request.temperature))
         texts = [text_fn(int(number), tokenizer.decode(prompts[b // group_size]), request.temperature == 0.0)
-                 for b, number in enumerate(request.row_numbers)]  # fmt: skip
+                 for b, number in enumerate(request.row_numbers)]
         ids = tuple(np.array(tokenizer.encode_response(text or "<think>")) for text in texts)
         return Rollout(ids, ids, np.array([text is None for text in texts]), 1, len(texts))
 

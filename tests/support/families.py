@@ -10,4 +10,4 @@ FAMILIES = {
         norm_offset=1.0, activation="gelu", scaled_embedding=True, query_width=6.0, rope_scaling=RopeScaling(8.0),
     ),
     "olmo2": dict(qk_norm_whole=True, norm_places=("after",), norm_offset=0.0, tied_head=False),
-}  # fmt: skip
+}

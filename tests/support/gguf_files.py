@@ -26,7 +26,7 @@ def plain_arrays(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
             "attn_norm.weight": (D,), "attn_q.weight": (q, D), "attn_k.weight": (k, D), "attn_v.weight": (k, D),
             "attn_output.weight": (D, q), "ffn_norm.weight": (D,), "ffn_gate.weight": (F, D), "ffn_up.weight": (F, D),
             "ffn_down.weight": (D, F),
-        }  # fmt: skip
+        }
         if config.qkv_bias:
             of_layer |= {"attn_q.bias": (q,), "attn_k.bias": (k,), "attn_v.bias": (k,)}
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in of_layer.items()}

@@ -35,7 +35,7 @@ def published(path: Path) -> list[Labelled]:
         Labelled(found[-1], row["ground_truth"].rsplit("A: ", 1)[1].strip(), solution["is_correct"])
         for row in rows for solution in row.values()
         if isinstance(solution, dict) and (found := re.findall(r"^A: *(.*\S)", solution["solution"], re.MULTILINE))
-    ]  # fmt: skip
+    ]
 
 
 def written_here() -> list[Labelled]:
@@ -74,7 +74,7 @@ def main() -> None:
             found = judge(rows)
             cells.append("{:.4f}, {:.4f}".format(*precision_and_recall(found, rows)))
             differing += [f"{judge.__name__}: {is_found} for {row}" for is_found, row in zip(found, rows, strict=True)
-                          if is_found != row.is_correct]  # fmt: skip
+                          if is_found != row.is_correct]
         print(f"| {' | '.join(cells)} |")
     print("\n".join(["", *dict.fromkeys(differing)]))
 

@@ -101,7 +101,7 @@ CASES = {
              num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-6, rope_theta=500000,
              attention_bias=False, pad_token_id=0, tie_word_embeddings=False),
         head_dim=8, whole_norms=True, before=False, after=True),
-}  # fmt: skip
+}
 
 
 class Inputs(NamedTuple):

@@ -43,7 +43,7 @@ def shardings_of(config):
         "embed": ("a", "b"), "head": ("a", "b"), "layers/down": (None, "a"), "layers/q_bias": (None, "b"),
         "layers/q": (None, "b", "a"), "layers/k": (None, None, "b", "a"), "layers/v": ("b", "a"),
         "layers/o": (None, "a", None, "b"),
-    }  # fmt: skip
+    }
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: NamedSharding(mesh, PartitionSpec(*specs.get(hf_layout.path_name(path), ()))),
         hf_layout.abstract_params(config),

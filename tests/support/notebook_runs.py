@@ -47,7 +47,7 @@ def clean(notebook: nbformat.NotebookNode) -> None:
     notebook.metadata = nbformat.from_dict(
         {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
          "language_info": {"name": "python"}}
-    )  # fmt: skip
+    )
     count = 0
     for cell in notebook.cells:
         tags = cell.metadata.get("tags")

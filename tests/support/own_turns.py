@@ -19,10 +19,10 @@ def solve_where_both_agree(t):
     )
     first, second = t.sample("verifier", solutions, 2).by_number()
     agreed = [one.judgements if one.is_aligned and one.judgements == other.judgements else None
-              for one, other in zip(first, second, strict=True)]  # fmt: skip
+              for one, other in zip(first, second, strict=True)]
     steps, alpha = step_rewards(t, solutions, agreed), alpha_of(t.generator_step, t.rl, 0.0)
     terms = {"outcome": (1 - alpha, t.algorithm.outcome(reward, solutions)),
-             "agreed steps": (alpha, t.algorithm.step(steps, solutions))}  # fmt: skip
+             "agreed steps": (alpha, t.algorithm.step(steps, solutions))}
     share = np.mean([label is not None for label in agreed])
     return Lesson(solutions, reward, terms, {"generator/agreed": share}, step_rewards=[steps])
 
@@ -68,9 +68,9 @@ def judge_a_debate(t):
     pairs = list(zip(*solutions.by_number(), strict=True))
     judged = t.sample("verifier", pairs, t.rl.samples_per_prompt, prompt=DEBATE)
     named = [dict(CORRECT=one, INCORRECT=other).get(judgement.verdict)
-             for judgement, (one, other) in zip(judged, judged.owners, strict=True)]  # fmt: skip
+             for judgement, (one, other) in zip(judged, judged.owners, strict=True)]
     agrees_B = np.array([better is not None and better.is_correct == any(one.is_correct for one in pair)
-                         for better, pair in zip(named, judged.owners, strict=True)], np.float32)  # fmt: skip
+                         for better, pair in zip(named, judged.owners, strict=True)], np.float32)
     reward = Rewards(agrees_B, {"verifier/reward/correctness": agrees_B.mean()})
     return Lesson(judged, reward, {"outcome": (1.0, t.algorithm.outcome(reward, judged))})
 

@@ -124,7 +124,7 @@ def model_of(name: str, remat: str = "none") -> ModelConfig:
     """All in 16 bits."""
     *sizes, mlp_width = MODELS[name]
     return ModelConfig(*sizes, 128, mlp_width, tied_head=False, compute_dtype="bfloat16", head_dtype="bfloat16",
-                       remat=remat)  # fmt: skip
+                       remat=remat)
 
 
 @functools.cache
@@ -293,7 +293,7 @@ def _fit_updates(rows: list[Row]) -> tuple[dict[tuple[str, str], float], float]:
     """log share = that of the generation - decline x log(hosts) on GPUs, by least squares."""
     devices = sorted({generation(row.device) for row in rows})
     inputs = np.array([[*(generation(row.device) == device for device in devices),
-                        -math.log(row.hosts) if row.target.platform == "gpu" else 0.0] for row in rows])  # fmt: skip
+                        -math.log(row.hosts) if row.target.platform == "gpu" else 0.0] for row in rows])
     logs = np.log([reached_share(row, Shares(), "update") for row in rows])
     *found, decline = np.linalg.lstsq(inputs, logs, rcond=None)[0]
     return {(device, "update"): math.exp(log) for device, log in zip(devices, found, strict=True)}, float(decline)

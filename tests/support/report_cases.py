@@ -81,7 +81,7 @@ def verify_one(rng, solution, length: int) -> Verification:
     text = f"<step_verification>{blocks}</step_verification>{final}"
     parsed = parse_verification(text, len(solution.steps), solution.format_score)
     return Verification(text, parsed.judgements, parsed.verdict, parsed.format_score, parsed.aligned, parsed.blocks,
-                        tuple(ends_of(text)), not final)  # fmt: skip
+                        tuple(ends_of(text)), not final)
 
 
 class MadeUp:
@@ -125,7 +125,7 @@ def make_turn(config, rng, place: Place, length: int, credit_fn=None, first=()) 
 
     task = Task("made up", "string", 1, problem, problem)
     t = Turn(config, task, place, Memory(label_counts=(3.0, 5.0)), algorithm_of(config[role].loss.algorithm),
-             MadeUp(rng, length, first), own_reward_of(config, role))  # fmt: skip
+             MadeUp(rng, length, first), own_reward_of(config, role))
     lesson = turns_of(ARMS[config.arm], config.rl)[role](t)
     adv_BT = advantages_of(lesson, role, config)
     if credit_fn:
@@ -145,7 +145,7 @@ def metrics_rows(index: int, phase: str, generator_step: int, rng) -> list[tuple
     row = {f"{role}/entropy": 1 / (index + 2), f"{role}/kl": kl, f"{role}/kl_first": kl, f"{role}/length_mean": 50.0,
            f"{role}/logprob_gap_max": 1e-6, f"{role}/truncation_rate": 0.05, "time/sample_s": 0.5 + 0.1 * rng.random(),
            "time/update_s": 1.0, "time/turn_s": 1.6, "throughput/sampled_tokens_per_s": 1000.0,
-           "memory/sample_host_gib": 1.0, "memory/update_host_gib": 1.0 + 0.01 * index}  # fmt: skip
+           "memory/sample_host_gib": 1.0, "memory/update_host_gib": 1.0 + 0.01 * index}
     verdicts = {"verifier/reward/correctness": 0.6, "verifier/rate_correct": 0.5, "verifier/solutions_correct": 0.4}
     row |= {"generator/reward/outcome": 0.3} if role == "generator" else verdicts
     rows = [(index + 1, phase, {"generator_step": generator_step} | row)]
@@ -153,14 +153,14 @@ def metrics_rows(index: int, phase: str, generator_step: int, rng) -> list[tuple
         score = 0.2 + 0.7 * index / (index + 10)
         rows.append((index + 1, "eval", {"generator_step": generator_step, "generator/accuracy": score,
                                          "verifier/pool/step_f1": score, "verifier/pool/outcome_f1": score,
-                                         "time/evaluate_s": 2.0}))  # fmt: skip
+                                         "time/evaluate_s": 2.0}))
     return rows
 
 
 def write_run(
     folder: Path, config=None, turns: int = 10, length: int = 6, hostile: bool = False, evaluated: int = 0,
     credit_fn=None,
-) -> Path:  # fmt: skip
+) -> Path:
     """A run of so many turns, every fourth of the verifier; with `hostile`, one question is full of markup.
 
     `evaluated` problems are solved and judged anew at every evaluation, that after every fourth turn.

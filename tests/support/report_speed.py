@@ -98,12 +98,12 @@ def measure(page: Page, report: Path, repeats: int = 5) -> dict[str, float]:
     page.wait("/rollouts/.test(document.querySelector('#found').textContent)")
     found["first search, texts unread"] = 1000 * (time.monotonic() - started)
     searches = [until_painted(page, set_field("document.querySelector('#search')", query, "input"))
-                for query in ("qu", "qui", "boxed{incorrect", "zz", "")]  # fmt: skip
+                for query in ("qu", "qui", "boxed{incorrect", "zz", "")]
     found["search, texts read"] = statistics.median(searches)
     chips = [until_painted(page, f"document.querySelector('#chips button:nth-child({n})').click()")
-             for n in (1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6)]  # fmt: skip
+             for n in (1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6)]
     orders = [until_painted(page, set_field("document.querySelector('#order')", order, "change"))
-              for order in ("advantage", "steps", "")]  # fmt: skip
+              for order in ("advantage", "steps", "")]
     found |= {"filter, median": statistics.median(chips), "filter, slowest": max(chips), "order, slowest": max(orders)}
     key = "document.body.dispatchEvent(new KeyboardEvent('keydown', { key: 'j', bubbles: true }))"
     found["next rollout"] = statistics.median(until_painted(page, key) for _ in range(10))
@@ -126,7 +126,7 @@ def main() -> None:
         started = time.monotonic()
         built = build_page(find_runs([run]), folder / "report.html", options.rollouts)
         print(f"{built.rollouts} of {built.rollouts_dumped} rollouts, {built.size / 1e6:.1f} MB, "
-              f"written in {time.monotonic() - started:.1f} s")  # fmt: skip
+              f"written in {time.monotonic() - started:.1f} s")
         with open_browser(folder / "profile") as page:
             for name, milliseconds in measure(page, folder / "report.html").items():
                 print(f"{name:32} {milliseconds:8.0f} ms")

@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
             files = hub.commits[repository, commit]
             siblings = [{"rfilename": name} for name in files]
             self.send_json(200, {}, [_entry(*file) for file in files.items()] if asked["asked"] == "tree" else
-                           {"id": asked["name"], "sha": commit, "siblings": siblings})  # fmt: skip
+                           {"id": asked["name"], "sha": commit, "siblings": siblings})
         elif repository in hub.gated and token is None:
             self.refuse(401, "GatedRepo", f"Access to {repository} is restricted. Please log in.")
         else:
@@ -169,7 +169,7 @@ def small_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[SmallHub]
     for name, value in {
         "ENDPOINT": hub.endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_OFFLINE": False,
         "HF_HUB_CACHE": str(hub.cache), "HF_TOKEN_PATH": str(home / "token"),
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setattr(constants, name, value)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     for name, value in {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(home)}.items():

@@ -30,7 +30,7 @@ SNIPPETS = [
     "0", "e\u0301", "n\u0303o", "\u00e9", "\u00df", "\u6570\u5b66", "\u3002", "\U0001f642",
     "\U0001f468\u200d\U0001f469",
     "\u2265", "\u03c0", "\u0645\u0631", "I'm", "\u2019", "\u00a0", "\u2581", "\u0120", "<0x41>", "a", "Z", "_", "\x00",
-]  # fmt: skip
+]
 
 
 def random_text(rng: np.random.Generator) -> str:
@@ -102,7 +102,7 @@ def sentencepiece_model(**options) -> bytes:
         "model_type": "bpe", "vocab_size": 420, "byte_fallback": True, "normalization_rule_name": "identity",
         "remove_extra_whitespaces": False, "character_coverage": 0.995, "hard_vocab_limit": False, "minloglevel": 2,
         "split_digits": True, "allow_whitespace_only_pieces": True,
-    }  # fmt: skip
+    }
     lines = [line for text in CORPUS for line in text.split("\n") if line]
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=model, **(settings | options)

@@ -16,12 +16,12 @@ from tango_jax.weights.to_hf import export_hf
 MODEL = ModelConfig(
     vocab_size=VOCAB_ROWS, width=32, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, mlp_width=48,
     norm_eps=1e-5, rope_base=100_000.0, max_position=4096,
-)  # fmt: skip
+)
 GGUF_NAMES = {
     "embed_tokens": "token_embd", "model.norm": "output_norm", "input_layernorm": "attn_norm", "q_proj": "attn_q",
     "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
     "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down",
-}  # fmt: skip
+}
 
 
 def tiny_params(model: ModelConfig = MODEL) -> dict:

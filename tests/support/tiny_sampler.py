@@ -9,7 +9,7 @@ from tango_jax.models.transformer import ModelConfig
 MODEL = ModelConfig(
     vocab_size=70, width=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, mlp_width=24,
     remat="none",
-)  # fmt: skip
+)
 STOP_IDS = (1, 2, 3, 4, 5, 6, 7)
 FLOAT = dict(rtol=1e-4, atol=1e-4)
 

@@ -38,7 +38,7 @@ class TinyTrain:
         command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]
         command += [f"--config.{item}" for item in [*self.overrides, *overrides]]
         return subprocess.Popen(command, cwd=ROOT, env=self.environment, text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE)  # fmt: skip
+                                stderr=subprocess.PIPE)
 
     def run(self, workdir: Path, *overrides: str) -> Finished:
         return finish(self.start(workdir, *overrides))

@@ -23,13 +23,13 @@ TOKENS = 5  # at most, of a response
 
 
 def solution(is_correct: bool = True, format_score: float = 1.0, tokens: int = 2, steps: Sequence[str] = ("s",),
-             step_ends: Sequence[int] = (0,), text: str = "t") -> Solution:  # fmt: skip
+             step_ends: Sequence[int] = (0,), text: str = "t") -> Solution:
     ends = tuple(range(1, tokens + 1))
     return Solution(PROBLEM, text, tuple(steps), tuple(step_ends), format_score, is_correct, None, ends)
 
 
 def verification(verdict: str = "CORRECT", judgements: Sequence[bool | None] = (True,), format_score: float = 1.0,
-                 is_aligned: bool = True, tokens: int = 2) -> Verification:  # fmt: skip
+                 is_aligned: bool = True, tokens: int = 2) -> Verification:
     ends = tuple(range(1, tokens + 1))
     return Verification("v", tuple(judgements), verdict, format_score, is_aligned, ("b",) * len(judgements), ends)
 
@@ -40,7 +40,7 @@ def rollout_of(lengths: Sequence[int], first: int = 1) -> Rollout:
         tokens=tuple(np.full(length, first + b, np.int32) for b, length in enumerate(lengths)),
         logps=tuple(np.full(length, LOGP, np.float32) for length in lengths),
         is_truncated_B=np.zeros(len(lengths), bool), decode_steps=max(lengths, default=0), row_steps=sum(lengths),
-    )  # fmt: skip
+    )
 
 
 def responses_of(role: str, parents: Sequence, group_size: int, records: Sequence, name: str = "") -> Responses:
@@ -48,7 +48,7 @@ def responses_of(role: str, parents: Sequence, group_size: int, records: Sequenc
     owners = [parent for parent in parents for _ in range(group_size)]
     rollout = rollout_of([len(record.token_ends) for record in records])
     return Responses(role, list(parents), [[place] for place in range(len(parents))], group_size, rollout,
-                     with_parents(list(records), owners), {}, name or role)  # fmt: skip
+                     with_parents(list(records), owners), {}, name or role)
 
 
 class Said:
@@ -94,8 +94,8 @@ def settings(prompts: int, samples: int, **rl: object) -> ConfigDict:
 
 def turn_of(config: ConfigDict, role: str, said: dict[str, Sequence], *, memory: Memory | None = None,
             phase: str = "", own_reward: OwnReward | None = None, task: Task | None = None,
-            reference_fn: Callable | None = None) -> Turn:  # fmt: skip
+            reference_fn: Callable | None = None) -> Turn:
     """The first turn of a role, in which the roles say what is given by the name of its prompt."""
     task = task or task_of()
     return Turn(config, task, Place(0, role, phase or role, 0), memory or Memory(),
-                algorithm_of(config[role].loss.algorithm), Said(said, task, reference_fn), own_reward)  # fmt: skip
+                algorithm_of(config[role].loss.algorithm), Said(said, task, reference_fn), own_reward)

@@ -84,10 +84,10 @@ def test_a_mistake_is_carried_on_to_the_answer(examples):
     example = next(e for row, _, e in examples if row is CHAIN and not e.is_right[0])
     wrong = numbers_in(parse_solution(example.solution).steps[0])[-1]
     tax, price, total = (number_text(value, has_commas) for value, has_commas in
-                         ((wrong, False), (2000 + wrong, True), (3 * (2000 + wrong), True)))  # fmt: skip
+                         ((wrong, False), (2000 + wrong, True), (3 * (2000 + wrong), True)))
     assert parse_solution(example.solution).steps == (
         f"The tax is 2000*.1=${tax}.", f"So one costs ${price}.", f"He pays ${price}*3 = ${total}.",
-    )  # fmt: skip
+    )
     assert example.verification.splitlines()[1:4] == [
         f"<step>2000*.1 = 200, not {tax}. \\boxed{{INCORRECT}}</step>",
         f"<step>2000+{tax} = {price.replace(',', '')}. \\boxed{{CORRECT}}</step>",
@@ -104,7 +104,7 @@ def test_a_row_without_computations_stays_right():
     ("48/2", 24), ("20*.01", Fraction(1, 5)), ("(1,000-5)*2", 1990), ("-3+5", 2), ("08+1", 9), (" 7 ", 7),
     ("1/3", Fraction(1, 3)),
     ("1/0", None), ("2**9", None), ("x+1", None), ("", None), ("1 2", None), ("f(1)", None), ("(" * 5000, None),
-])  # fmt: skip
+])
 def test_evaluate(expression, value):
     assert value_of(expression) == value
 

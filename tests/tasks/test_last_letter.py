@@ -144,7 +144,7 @@ def test_another_seed_trains_on_other_problems_and_is_measured_on_the_same():
     (("#1 ends in tt", "#2 ends in"), (False, False)),
     (("", "t"), (False, False)),
     ((), ()),
-])  # fmt: skip
+])
 def test_gold_labels(steps, labels):
     problem = Problem("p", "cat#1 dog#2", "tg", size=2)
     assert last_letter.gold_steps(problem, steps) == labels
@@ -154,9 +154,9 @@ def test_gold_labels(steps, labels):
 def test_kinds_of_steps():
     problem = Problem("p", "cat#1 dog#2 bad#3", "tgd", size=3)
     assert last_letter.step_kinds(problem, ("#1 ends in t", "#2 ends in h", "#3 ends in d")) == (
-        "easy letter", "next letter of the alphabet", "hard letter")  # fmt: skip
+        "easy letter", "next letter of the alphabet", "hard letter")
     assert last_letter.step_kinds(problem, ("#2 ends in t", "#2 ends in x", "d", "#4 ends in d")) == (
-        "another number", "another letter", "another form", "another number")  # fmt: skip
+        "another number", "another letter", "another form", "another number")
 
 
 def test_texts_are_as_written():

@@ -93,7 +93,7 @@ def test_system_turns_that_no_prompt_has_are_told_once_per_file(tokenizer):
     config = math_config("a/b", train=eurus, test=eurus, stage_one="")
     said = [note for note in task_of(config, tokenizer).notes if "system turn" in note]
     assert said == [f"{eurus}: 1 of 2 problems have a system turn, which is left out of the prompt: put what a problem "
-                    "needs into its user turn"]  # fmt: skip
+                    "needs into its user turn"]
 
 
 def test_too_few_within_the_limits_end_the_run_before_it_begins(folder, tmp_path):
@@ -142,7 +142,7 @@ def test_problems_to_be_tested_on_are_not_imitated(tokenizer, tmp_path):
 
 def test_rows_of_another_kind_are_counted(tokenizer, tmp_path):
     rows = [{"prompt": f"What is {k} + 1?", "reward_model": {"ground_truth": str(k + 1)},
-             "ability": "math" if k < 9 else "science"} for k in range(12)]  # fmt: skip
+             "ability": "math" if k < 9 else "science"} for k in range(12)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     task = task_of(math_config("a/b", train=str(tmp_path / "train.jsonl"), test="", stage_one=""), tokenizer)
     assert "3 further rows are of another kind" in task.notes[1]
@@ -243,7 +243,7 @@ def test_without_stage_one_it_starts_from_the_weights_of_a_gguf(gguf, run, tmp_p
     assert f"reading the weights of the generator from {gguf}\n" in log.getvalue()
     parts = {re.sub(r"[0-9]+", "N", part) for part in shown}
     assert parts == {"N of N solutions sampled", "reading what the generator wrote", "N of N verifications sampled",
-                     "reading what the verifier wrote", "update of the verifier", "saving a checkpoint"}  # fmt: skip
+                     "reading what the verifier wrote", "update of the verifier", "saving a checkpoint"}
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert set(summary["verifier"].values()) == {None} and summary["compiles_after_warmup"] == 0
     source = open_source(str(gguf))

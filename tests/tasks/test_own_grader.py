@@ -44,7 +44,7 @@ def task(config, tmp_path):
     def make(text: str) -> Task:
         (tmp_path / "own.py").write_text(text)
         return Task("own", "string", 1, lambda index: PROBLEM, lambda index: PROBLEM, is_correct=grader_of(config.task),
-                    pool_solution=lambda index: (PROBLEM, solved(str(index))))  # fmt: skip
+                    pool_solution=lambda index: (PROBLEM, solved(str(index))))
 
     return make
 
@@ -61,8 +61,8 @@ def test_labels_need_a_grader_that_goes_by_the_answer(config, tmp_path):
     config.arm = "grpo"
     load.check_task(config, load_method(config), forgetful)
     config.arm = "no_labels"
-    with pytest.raises(ValueError, match="arm=no_labels takes the majority's answer for problem.answer, and the grader "
-                                         "does not go by that: with problem.answer=.* it rejects this answer to"):
+    with pytest.raises(ValueError, match="arm=no_labels puts the majority's answer into problem.answer, and the grader "
+                                         "does not use it: with problem.answer=.* it rejects this answer to"):
         load.check_task(config, method, make_task(config, {}))  # the function remembers the answers of the first call
 
 
@@ -95,7 +95,7 @@ def test_any_task_is_graded_by_it(config, tmp_path):
     made = make_task(config, {})
     assert (made.is_correct(PROBLEM, "4"), made.is_correct(PROBLEM, "5")) == (True, False)
     # The answer to a problem of last_letter is letters.
-    assert made.notes[-1].startswith("warning: the grader finds the answer of problem ")
+    assert made.notes[-1].startswith("warning: the grader rejects the gold answer of problem ")
     (tmp_path / "own.py").write_text("def f(problem, answer): return answer == problem.answer")
     assert not any("grader" in note for note in make_task(config, {}).notes)
     config.task.grader = ""
@@ -115,7 +115,7 @@ MISTAKES = {
     "an empty answer": ("def f(problem, answer):\n    return answer[0] == '2'",
                         "line 2: IndexError: string index out of range (for the answer '' to problem 'p7'); the answer "
                         "was made up to try the function before the run"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", MISTAKES)

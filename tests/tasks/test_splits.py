@@ -76,7 +76,7 @@ def test_stage_zero_draws_by_question_too():
 def test_tagged_rows(tokenizer, tmp_path):
     """Four solutions of each question, as a teacher samples them."""
     rows = [{"question": problem.question, "solution": f"<think><step>{k}</step></think><answer>\\boxed{{1}}</answer>"}
-            for k, problem in enumerate(problems(41, 4))]  # fmt: skip
+            for k, problem in enumerate(problems(41, 4))]
     train = write_rows(tmp_path / "train.jsonl", [{"question": row["question"], "answer": "1"} for row in rows[:41]])
     config = math_config("a/b", train=train, stage_one=write_rows(tmp_path / "tagged.jsonl", rows), validation=41)
     config.rl.prompts_per_step, config.verifier.sft.steps, config.task.validation = 1, 0, 20
@@ -106,12 +106,12 @@ def test_what_the_generator_is_evaluated_on_is_not_imitated(tokenizer, tmp_path,
     config = math_config("a/b", test="", stage_one=stage_one)
     if stage_one == "tagged":
         rows = [{"question": row.fields["question"], "solution": "<step>a</step><answer>\\boxed{1}</answer>"}
-                for row in read_rows(ROWS / "gsm8k_short.jsonl")]  # fmt: skip
+                for row in read_rows(ROWS / "gsm8k_short.jsonl")]
         config.task.stage_one, config.verifier.sft.steps = write_rows(tmp_path / "tagged.jsonl", rows), 0
     task = task_of(config, tokenizer)
     tested = keys(task.test_problem(index) for index in range(task.num_test))
     heldout, imitated = (keys(task.sft_example("generator", part, index).problem for index in range(8))
-                         for part in ("heldout", "train"))  # fmt: skip
+                         for part in ("heldout", "train"))
     trained = keys(task.train_problem(index) for index in range(8))
     assert (len(tested), len(heldout), len(imitated), len(trained)) == (2, 2, 4, 4)
     assert not tested & (heldout | imitated | trained) and not heldout & (imitated | trained)
@@ -142,7 +142,7 @@ def test_solutions_that_the_verifier_could_not_read_to_their_end_are_left_out(to
     rows = [{"question": f"Q{k}", "solution": f"<step>{'x' * length}</step><answer>\\boxed{{1}}</answer>",
              "verification": "<step_verification><step>\\boxed{CORRECT}</step></step_verification>"
                              "<final_verification>\\boxed{CORRECT}</final_verification>"}
-            for k, length in enumerate((30, 70, 700, 40, 50, 701, 60, 20))]  # fmt: skip
+            for k, length in enumerate((30, 70, 700, 40, 50, 701, 60, 20))]
     config = math_config("a/b", validation=3)
     if stage_one == "tagged":
         config.task.stage_one = write_rows(tmp_path / "tagged.jsonl", rows)

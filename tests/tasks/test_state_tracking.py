@@ -63,7 +63,7 @@ def test_splits_share_no_problem():
     questions = [
         state_tracking.problem(config, 0, split, index, stream).question
         for split in SPLITS for index in range(50) for stream in (0, 1)
-    ]  # fmt: skip
+    ]
     assert len(set(questions)) == len(questions)
     assert "rl_verifier" in SPLITS
 
@@ -93,7 +93,7 @@ def test_problems_keep_to_their_range_and_reach_both_ends():
     ("bdaec", (2, 5), "bcaed", "bcdae"),
     ("bdaec", (1, 5), "cdaeb", "cbdae"),
     ("aabbc", (1, 4), "babac", "baabc"),  # what a model may write
-])  # fmt: skip
+])
 def test_a_swap_and_the_mistake_that_is_made_in_it(state, swap, right, mistaken):
     assert apply_swap(state, swap) == right
     assert apply_mistaken(state, swap) == mistaken
@@ -137,18 +137,18 @@ def test_hard_swaps():
     (("#1 1-3 cbade",), (True,)),
     (("",), (False,)),
     ((), ()),
-])  # fmt: skip
+])
 def test_gold_labels(steps, labels):
     assert state_tracking.gold_steps(PROBLEM, steps) == labels
     assert tuple(kind.endswith(" swap") and kind != "another swap"
-                 for kind in state_tracking.step_kinds(PROBLEM, steps)) == labels  # fmt: skip
+                 for kind in state_tracking.step_kinds(PROBLEM, steps)) == labels
 
 
 def test_kinds_of_steps():
     assert state_tracking.step_kinds(PROBLEM, ("#1 1-3 cbade", "#2 2-5 ceadb", "#3 1-4 dceab")) == (
-        "easy swap", "hard swap", "letters shifted, not swapped")  # fmt: skip
+        "easy swap", "hard swap", "letters shifted, not swapped")
     assert state_tracking.step_kinds(PROBLEM, ("#1 1-2 bacde", "nothing", "#3 1-4 abcde")) == (
-        "another swap", "another form", "another state")  # fmt: skip
+        "another swap", "another form", "another state")
 
 
 def test_a_teachers_last_state_is_the_answer_where_all_steps_are_right():
@@ -486,7 +486,7 @@ def test_the_shipped_config_takes_any_range_up_to_its_largest(ranges):
     ("task.verifier_swaps=(9,9)", r"task\.verifier_swaps=\(9, 9\) begins above .* task\.rl_swaps=\(2, 8\): lower it"),
     ("arm=grpo_curriculum", r"arm=grpo_curriculum needs task\.verifier_swaps"),
     ("generator.sft.pack_length=107", r"generator\.sft\.pack_length=107 cannot hold the longest .*: 108 tokens"),
-])  # fmt: skip
+])
 def test_a_mistaken_range_or_limit_is_refused_by_name(override, message):
     with pytest.raises(ValueError, match=message):
         validate(load_config(f"{ROOT}/configs/state_tracking.py", [override]))

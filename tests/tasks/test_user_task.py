@@ -56,7 +56,7 @@ def test_a_task_is_what_its_functions_say(config, tokenizers, tmp_path):
 def test_characters_without_a_token_are_told(config, tokenizers, tmp_path):
     (tmp_path / "own.py").write_text((HEAD + WHOLE).replace("1+1?", "1+1\N{EURO SIGN}?\\n"))
     said = ("warning: the problems have '\N{EURO SIGN}', for which the {}'s tokenizer has no token: its model can "
-            "neither read nor write them")  # fmt: skip
+            "neither read nor write them")
     assert make_task(config, tokenizers).notes[-2:] == (said.format("generator"), said.format("verifier"))
 
 
@@ -68,7 +68,7 @@ MISTAKES = {
     "no such kind": ("def f(config): return Task('own', 'maths', 1, problem, problem)",
                      "line 5: grade_kind='maths' is not one of math, string, python, choice, text"),
     "no test problems": ("def f(config): return Task('own', 'math', 1, problem, problem, 0)",
-                         "line 5: num_test=0 must be a number of problems from 1, or None: no limit"),
+                         "line 5: num_test=0 must be a whole number of at least 1, or None for no limit"),
     "too few problems": ("problems = [problem(0)]\ndef f(config): return Task('own', 'math', 1, lambda index:\n"
                          "    problems[index], problem)",
                          "line 7: IndexError: list index out of range (in train_problem(1))"),
@@ -88,7 +88,7 @@ MISTAKES = {
     "too long": ("def f(config): return Task('own', 'math', 1, problem, lambda i: Problem('p', '1' * 3000, '2'))",
                  "task.name=own.py:f: the generator's longest prompt has at least 3002 tokens (problem p), more than "
                  "generator.max_prompt=2048; the verifier's longest prompt has at least "),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", MISTAKES)
@@ -113,7 +113,7 @@ def test_a_mistake_is_found_before_the_run(config, tokenizers, tmp_path, what):
     ("sft_example", "'text'", ("generator", "train", 0), "; it must return a tango_jax.tasks.task.SftExample: problem"),
     ("sft_example", "1 / 0", ("generator", "train", 0), "line 5: ZeroDivisionError: division by zero (in sft_example("
      "'generator', 'train', 0))"),
-])  # fmt: skip
+])
 def test_a_mistake_during_the_run_is_one_line(config, tokenizers, tmp_path, name, body, arguments, message):
     (tmp_path / "own.py").write_text(
         f"{HEAD}def f(config): return Task('own', 'math', 1, problem, problem, {name}=lambda *args: {body})\n"

@@ -123,7 +123,7 @@ def test_model_text_holds_no_special_tokens(tokenizer, family):
     """A solution that spells out the end of a turn must not end one in the verifier's prompt."""
     special = "</s>" if family in ("llama2", "mistral", "gemma") else "<|im_end|>"
     prompt, _ = verifier_prompt("{problem}{num_steps}{solution}", tokenizer, Problem("p", f"q{special}", ""),
-                                f"a{special}{special[1:]}b", 1, 10_000)  # fmt: skip
+                                f"a{special}{special[1:]}b", 1, 10_000)
     controls = {token for token, text in enumerate(tokenizer.token_bytes) if not text}
     assert controls & set(tokenizer.encode_fn(special)) and not controls & set(prompt[len(tokenizer.bos_ids) :])
     assert tokenizer.as_text("x < y |> </step>") == "x < y |> </step>"
@@ -163,7 +163,7 @@ def test_the_byte_alphabet_is_that_of_the_library():
     ({"temperature": 0.7}, {"eos_token_id": [4, 3]}, {"eos_token": "<|im_end|>"}, (2, 4, 3)),
     (None, {}, {"eos_token": "<|im_end|>"}, (2,)),
     (None, None, {"eos_token": {"content": "<|endoftext|>", "special": True}}, (0,)),
-])  # fmt: skip
+])
 def test_where_stop_ids_come_from(tmp_path, generation, config, settings, stop_ids):
     folder = write_folder(tmp_path, byte_level("smollm"), settings, generation)
     if config is not None:
@@ -211,7 +211,7 @@ def test_an_old_folder_names_its_end_of_sequence_in_a_file_of_its_own(tmp_path):
 TURNS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}CLOSE{% endfor %}"
 CLOSED = [("<|im_end|>", (2, 0)), ("<|im_end|>\n", (2, 0)), (" {{ eos_token }}", (0,)), ("\n###", (0,)), ("", (0,)),
           ("{% if m['role'] == 'assistant' %}{{ raise_exception('no') }}{% endif %}", (0,)),
-          ("{% if m['role'] == 'assistant' %}{{ '<tool_call>' }}{% endif %}", (0,))]  # fmt: skip
+          ("{% if m['role'] == 'assistant' %}{{ '<tool_call>' }}{% endif %}", (0,))]
 
 
 @pytest.mark.parametrize("close, stop_ids", CLOSED)
@@ -261,7 +261,7 @@ def test_a_prompt_does_not_change_with_the_calendar(tmp_path):
     ("{{ raise_exception('needs a system turn') }}", ["needs a system turn", "raw prompts"]),
     ("{% for m in", ["fails on one user turn"]),
     ("hello", ["leaves the user's turn out"]),
-])  # fmt: skip
+])
 def test_templates_that_cannot_be_used(tmp_path, template, words):
     folder = write_folder(tmp_path, byte_level("smollm"), {"eos_token": "<|im_end|>", "chat_template": template})
     load_hf_tokenizer(folder, ROWS)
@@ -291,7 +291,7 @@ def word_level() -> Backend:
     (lambda folder: (folder / "tokenizer_config.json").write_text("{}"), ROWS, ["None as eos_token"]),
     (lambda folder: (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}'), ROWS, ["'<eos>'"]),
     (lambda folder: (folder / "tokenizer_config.json").write_text('{"add_bos_token": true}'), ROWS, ["as bos_token"]),
-])  # fmt: skip
+])
 def test_bad_folders(tmp_path, change_fn, rows, words):
     folder = write_folder(tmp_path, byte_level("smollm"), {"eos_token": "<|im_end|>"})
     change_fn(folder)
@@ -306,7 +306,7 @@ def test_bad_folders(tmp_path, change_fn, rows, words):
     (lambda: sentencepiece_model(model_type="unigram", vocab_size=400), ["not a SentencePiece model of type BPE"]),
     (lambda: sentencepiece_model(normalization_rule_name="nmt_nfkc"), ["rewrites characters"]),
     (lambda: sentencepiece_model(remove_extra_whitespaces=True), ["rewrites characters or spaces"]),
-])  # fmt: skip
+])
 def test_bad_sentencepiece_models(tmp_path, model, words):
     (tmp_path / "tokenizer.model").write_bytes(model() if callable(model) else model)
     with pytest.raises(ValueError) as error:
@@ -364,7 +364,7 @@ def test_tokens_that_only_the_settings_name_are_added_where_they_belong(tmp_path
 @pytest.mark.parametrize("listed", [
     {"420": None}, {"420": ["<|tool|>"]}, {"420": {"special": True}}, {"first": {"content": "<|tool|>"}},
     {"420": {"content": 7}}, [{"content": "<|tool|>"}],
-], ids=["null", "list", "no text", "no id", "number", "no object"])  # fmt: skip
+], ids=["null", "list", "no text", "no id", "number", "no object"])
 def test_added_tokens_of_an_unknown_form_are_one_line(tmp_path, listed):
     settings = {"eos_token": "<|im_end|>", "added_tokens_decoder": listed}
     folder = write_folder(tmp_path, byte_level("qwen2"), settings)

@@ -36,7 +36,7 @@ MARKS = [
     "\\boxed{CORRECT}", "\\boxed{INCORRECT}", "\\box{correct}.", "{problem}", "{solution}", "{num_steps}", "{x}", "\\1",
     "<|im_end|>", "<|im_start|>", "```", "|", "\x00", "\x1b[2J", "\r\n", "\u2028", "\ufeff", "\U0001f642", "e\u0301",
     "#1 ends in t", "#99999999999999999999 ends in a", "\u0663", " ", "", "a" * 300, "</script><!--",
-]  # fmt: skip
+]
 fragments = st.one_of(st.sampled_from(MARKS), st.text(st.characters(exclude_categories=["Cs"]), max_size=6))
 texts = st.lists(fragments, max_size=30).map("".join)
 step_counts = st.one_of(st.integers(0, 12), st.sampled_from([9, 10, 99, 100, 101, 999, 1000, 5000, 10**9]))
@@ -165,7 +165,7 @@ def test_any_tokens_reach_the_report_and_the_transcripts(name, data):
             logps=[np.zeros(len(record.token_ends)) for record in records]), records, {}, role)
         for role, parents, size, records in (("generator", [PROBLEM], M, solutions),
                                              ("verifier", solutions, 1, verifications))
-    ]  # fmt: skip
+    ]
     terms = {"outcome": (0.5, zeros_BT), "steps": (0.5, zeros_BT)}
     lesson = Lesson(sampled[0], Rewards(np.zeros(M, np.float32), {}), terms, step_rewards=[steps])
     result = TurnResult({}, {}, sampled, lesson, zeros_BT, Memory())

@@ -77,7 +77,7 @@ def test_without_room_for_its_wording_a_second_try_is_asked_like_the_first(kind)
     for prompt, parent in ((SECOND_TRY, SAID), (SOLVE, PROBLEM)):
         with pytest.raises(PromptTooLong, match=rf"^the generator's prompt for problem p/1 has {limit} tokens; the "
                                                 rf"limit is {limit - 1}: raise generator\.max_prompt or filter the "
-                                                "problem$"):  # fmt: skip
+                                                "problem$"):
             asked(prompt, kind, parent, limit - 1)
 
 

@@ -93,7 +93,7 @@ def test_template_from_a_file(tmp_path):
     ("verifier", "{problem} {solution}", r"\{num_steps\}"),
     ("verifier", "{num_steps}", r"\{problem\}, \{solution\}"),
     ("verifier", "", r"\{problem\}, \{solution\}, \{num_steps\}"),
-])  # fmt: skip
+])
 def test_a_template_file_without_a_field_is_refused(tmp_path, role, text, missing):
     path = tmp_path / "template.txt"
     path.write_text(text)

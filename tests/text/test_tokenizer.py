@@ -61,7 +61,7 @@ def tokenizer(model) -> Tokenizer:
     ([b"\xa5", b"\xa5"], REPLACED * 2, [1, 2]),
     ([b"", b""], "", [0, 0]),
     ([], "", []),
-])  # fmt: skip
+])
 def test_text_and_ends_of_split_characters(token_bytes, text, ends):
     tokenizer = by_hand(*token_bytes)
     ids = list(range(1, len(token_bytes) + 1))
@@ -76,7 +76,7 @@ def test_text_and_ends_of_split_characters(token_bytes, text, ends):
     ([b"a", b" "], "a ", [1, 2]),
     ([b" \xe2\x89", b"\xa5 "], f"{GEQ} ", [0, 2]),
     ([b"\xe2", b" a"], f"{REPLACED} a", [0, 3]),
-])  # fmt: skip
+])
 def test_the_blank_that_encoding_puts_first_is_taken_away(token_bytes, text, ends):
     tokenizer = dataclasses.replace(by_hand(*token_bytes), strips_blank=True)
     assert tokenizer.decode_with_ends(range(1, len(token_bytes) + 1)) == (text, ends)
@@ -156,7 +156,7 @@ def test_every_symbol_is_one_token_wherever_it_stands(tokenizer):
 def test_the_longest_symbol_wins(tokenizer):
     assert [tokenizer.token_bytes[token] for token in tokenizer.encode_fn("#12 \\boxed{INCORRECT}")] == [
         b"#12", b" ", b"\\boxed{", b"INCORRECT", b"}",
-    ]  # fmt: skip
+    ]
 
 
 def test_blanks_are_kept_where_they_are(tokenizer):
@@ -202,7 +202,7 @@ PROBLEM = Problem("p", "?", "7")
     (["\u2265 <step>\u2265", "\u2265</step", ">\u2265", "<step></step>\u2265"], (2, 3)),
     (["<step>a</step>", "<step>b</step"], (0,)),
     (["no steps"], ()),
-])  # fmt: skip
+])
 def test_step_ends_point_at_the_token_with_the_last_character_of_the_tag(pieces, step_ends):
     tokenizer = by_hand(*(piece.encode() for piece in pieces))
     text, ends = tokenizer.decode_with_ends(range(1, len(pieces) + 1))

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         ProcessPoolExecutor(arguments.jobs, mp_context=spawn, max_tasks_per_child=1) as pool,
     ):
         tasks = {pool.submit(run_section, name, arguments.share, arguments.seed, Path(folder)): name
-                 for name in arguments.only}  # fmt: skip
+                 for name in arguments.only}
         for task in as_completed(tasks):
             name = tasks[task]
             outcome, seconds = results[name] = task.result()

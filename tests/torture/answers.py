@@ -88,7 +88,7 @@ def _endless(rng: random.Random) -> str:
         f"{n}^{{{n}^{{{n}^{{{n}}}}}}}", f"{n}^{n}^{n}^{n}", f"(10^{n})!", f"{n}00000!!", "((((1000!)!)!)!)!",
         rf"\binom{{10^{n}}}{{5 \cdot 10^{n - 1}}}", rf"\sqrt{{2^{{3^{{2{n}}}}}}}", rf"\sin(10^{{10^{{{n}}}}})",
         rf"\frac{{{n}^{{{n}^{{10}}}}}}{{{n}^{{{n}^{{10}}}} + 1}}",
-    ])  # fmt: skip
+    ])
 
 
 def _unevaluated(rng: random.Random) -> str:
@@ -97,7 +97,7 @@ def _unevaluated(rng: random.Random) -> str:
         rf"\sum_{{k=1}}^{{\infty}} \frac{{{n}}}{{k^{{{n}}}}}", r"\sum_{k=1}^{7} 1", r"\int_0^7 1 \, dx",
         rf"\prod_{{k=1}}^{{10^{{{n}}}}} k", r"\lim_{x \to 7} x", r"\frac{d}{dx} 7x", r"\gcd(7, 14)", r"\max(7, 6)",
         r"\det \begin{pmatrix} 7 \end{pmatrix}", r"15 \bmod 8", r"\int_{-\infty}^{\infty} e^{-x^{2^{20}}} dx",
-    ])  # fmt: skip
+    ])
 
 
 def _catastrophic(rng: random.Random) -> str:
@@ -105,7 +105,7 @@ def _catastrophic(rng: random.Random) -> str:
     piece = rng.choice([
         r"\text{a ", "a", " ", "8,", "8, ", r"\ ", "{,}", r",\!", r"\,", "(8", "|", r"\boxed{", "'", "{'", '"', "$",
         "$8$, ", r"\frac", "-", "!", "^", "_", "=", r"\text{a a} ", "~", r"\quad ", "0,000", "\t\n",
-    ])  # fmt: skip
+    ])
     return piece * (rng.choice([300, 990, 50_000]) // len(piece))
 
 
@@ -126,7 +126,7 @@ def _broken(rng: random.Random) -> str:
         r"\frac", "{", "}", r"\sqrt", "^", "_", "(", ")", r"\left(", r"\right)", "&", r"\\", r"\begin{cases}", "8",
         r"\end{cases}", "x", "=", r"\text{", r"\cup", r"\int", r"\infty", "%", "#", r"\pm", r"\in", r"\lim", ",",
         r"\mathbb{R}",
-    ]  # fmt: skip
+    ]
     return "8 " + "".join(rng.choices(tokens, k=rng.randrange(2, 25)))
 
 
@@ -139,7 +139,7 @@ EXPLOITS = (
     r"\begin{cases} 7 \\ A \end{cases}", r"7 \le x \le 7", r"\frac{7}{3}, 7", "(2,5), 7",
     r"\frac{7}{3} \text{ or } 7", r"x = \frac{7}{3} = A", r"(2,5) \cup (5,2)", r"\frac{7}{3} = A", "-x=7",
     r"A \neq 7", r"7 \text{ not } A", "7 A", r"\text{A or } 7", r"x=7 \text{ or } x=A", "7 % A", r"7 \tag{A}",
-)  # fmt: skip
+)
 
 
 def _exploit(rng: random.Random) -> str:
@@ -150,5 +150,5 @@ def _exploit(rng: random.Random) -> str:
 HOSTILE: tuple[tuple[Callable[[random.Random], str], int], ...] = (
     (_exploit, 8), (_broken, 4), (_nested, 2), (_endless, 2), (_unevaluated, 3), (_catastrophic, 4), (_strange, 3),
     (_huge, 1),
-)  # fmt: skip
+)
 

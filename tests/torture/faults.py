@@ -54,7 +54,7 @@ def disk_faults(count: int, seed: int, folder: Path, overrides: tuple[str, ...] 
     command = [sys.executable, "-m", "torture.faults", json.dumps(case)]
     mounting = subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
     done = subprocess.run(["unshare", "-m", *command] if mounting else command, cwd=ROOT, check=False, text=True,
-                          env=environment(), capture_output=True)  # fmt: skip
+                          env=environment(), capture_output=True)
     result = folder / "outcome.json"
     if not result.exists():
         return Outcome(count, 0, [f"seed {seed}: no outcome, exit code {done.returncode}: {done.stderr[-2000:]}"])
@@ -188,7 +188,7 @@ def problem_of_end(ended: Ended) -> str:
 def _open_metrics(workdir: Path) -> list[Path]:
     """The file that is being written, if it is a stage that writes one."""
     links = [os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")
-             if os.path.islink(f"/proc/self/fd/{number}")]  # fmt: skip
+             if os.path.islink(f"/proc/self/fd/{number}")]
     return [Path(link) for link in links if link.startswith(f"{workdir}/") and link.endswith("/metrics.jsonl")]
 
 

@@ -157,7 +157,7 @@ WRITTEN = (
     ("plan", "--filled=nan", "--filled=nan"),
     ("plan", "--per-process=3", "--per-process=3"),
     ("plan", "--target=b200:8", "b200:8"),
-    ("plan", "--target=h100:12", "12 are no multiple"),
+    ("plan", "--target=h100:12", "12 is not a multiple"),
     ("plan", "--target=cpu:100000", "cpu:100000"),
     ("plan", "--config.rl.gamma=-1", "rl.gamma=-1.0"),
     ("bench", "--runs=0", "--runs=0"),
@@ -208,7 +208,7 @@ def write_files(folder: Path) -> Path:
         f"config.task.train = config.task.test = {str(ROWS / 'gsm8k.jsonl')!r}",
         "config.rl.prompts_per_step = 1", "config.compile_cache = ''",
         "config.generator.checkpoint = config.verifier.checkpoint = 'a/b'",
-    ))  # fmt: skip
+    ))
     texts = {
         "math.py": head + body.format(math),
         "syntax.py": "def get_config(argument):\n    return (\n",

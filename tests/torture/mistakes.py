@@ -29,7 +29,7 @@ from torture.outcome import Outcome
 # What an error line tells to do begins with one of these, or is a limit that says it already.
 HINTS = ("must", "choose", "give", "name", "raise", "lower", "use ", "write", "set ", "take", "try", "did you mean",
          "is not one of", "start", "leave", "create", "ask", "see ", "--help", "invalid", "expected", "required",
-         "restore", "line ", "pip install", "add ", "is neither", "no rows", "filter", "fetch", "let ")  # fmt: skip
+         "restore", "line ", "pip install", "add ", "is neither", "no rows", "filter", "fetch", "let ")
 
 
 MOST_LINES = 8
@@ -129,7 +129,7 @@ def _run(command: str, arguments: list[str], environment: dict, place: Path) -> 
     with (
         contextlib.chdir(place), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
         mock.patch.dict(os.environ, environment), mock.patch("sys.stdin", io.StringIO()),
-    ):  # fmt: skip
+    ):
         try:
             code = main(arguments)
         except SystemExit as stopped:  # a text is printed and the code is 1, as Python does at its end

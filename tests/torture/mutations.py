@@ -25,7 +25,7 @@ SPLICES = tuple(piece.encode("utf-8", "surrogatepass") for piece in (
     "<step>", "</step>", "<think>", "</think>", "<answer>", "</answer>", "<step_verification>", "</step_verification>",
     "<final_verification>", "</final_verification>", "\\boxed{", "\\box{", "}", "{", "\\", "'", '"', "CORRECT}", "</",
     "INCORRECT}", "<", ">", "\n", " ", ".", "\x00", "é", "🙂", "\ud83d", "\u2028", "İ", "ß", "<STEP>", "<step >", "5'",
-)) + (b"\xf0\x9f", b"\xe8", b"\xff", b"\x80")  # fmt: skip
+)) + (b"\xf0\x9f", b"\xe8", b"\xff", b"\x80")
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
 MAX_SHOWN = 200  # failures that are described
 # All that the mapping needs of a task, and of a problem nothing.

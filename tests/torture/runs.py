@@ -31,13 +31,13 @@ _OF_A_ROLE = (
     "sft.steps=2", "sft.batch_size=2", "sft.eval_every=1", "sft.eval_examples=2", "sft.checkpoint_every=1",
     "row_buckets=(4,)", "cache_buckets=()", "model.num_layers=1", "model.width=16", "model.mlp_width=16",
     "model.num_heads=1",
-)  # fmt: skip
+)
 SMALL = (
     *(f"{role}.{setting}" for role in ROLES for setting in _OF_A_ROLE),
     "rl.prompts_per_step=2", "rl.generator_steps=2", "rl.generator_turns_per_cycle=1", "rl.warmup_steps=1",
     "checkpoint.every=1", "eval.problems=2", "eval.pool=2", "eval.every=1",
     *(f"task.{split}_words=(1,1)" for split in ("sft", "rl", "verifier", "test")),
-)  # fmt: skip
+)
 
 
 class Ended(NamedTuple):
@@ -102,7 +102,7 @@ def difference(workdir: Path, expected: Path, abstract_states: dict) -> str:
     if not (workdir / "curves.png").read_bytes().startswith(b"\x89PNG"):
         return "curves.png is no picture"
     dumped, wanted = ({path.name: path.read_bytes() for path in (folder / "rollouts").iterdir()}
-                      for folder in (workdir, expected))  # fmt: skip
+                      for folder in (workdir, expected))
     if dumped != wanted:
         return f"rollouts differ: {sorted(dumped)} and {sorted(wanted)}"
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (workdir, expected)]

@@ -15,5 +15,5 @@ def test_an_end_with_a_traceback_is_a_failure():
     assert faults.problem_of_end(Ended("error: full", "", "")) == ""
     assert faults.problem_of_end(Ended(75, "told to stop", "")) == ""
     for ended in (Ended("error: a\nb", "", ""), Ended(None, "Traceback (most", ""), Ended(None, "", "KeyError: 1"),
-                  Ended("interrupted", "", "")):  # fmt: skip
+                  Ended("interrupted", "", "")):
         assert faults.problem_of_end(ended)

@@ -14,4 +14,4 @@ def test_there_are_a_hundred_of_them_over_all_commands():
     assert len(lines) == len(WRITTEN) + len(IN_THE_ENVIRONMENT) >= 100
     assert {command for command, *_ in WRITTEN} == {
         "train", "sft", "generate", "sample", "export", "evaluate", "grade", "report", "plan", "bench", "ablate",
-    }  # fmt: skip
+    }

@@ -16,7 +16,7 @@ def test_hostile_answers_survive():
 
 @pytest.mark.parametrize("broken", [
     lambda text, tag: ((0, 4),), lambda text, tag: 1 / 0, lambda text, tag: ((5, 3), (1, 2)),
-])  # fmt: skip
+])
 def test_what_does_not_survive_is_described(monkeypatch, broken):
     monkeypatch.setattr(steps, "find_blocks", broken)
     tried, survived, failures = mutations.mutated_outputs(count=4, seed=0)

@@ -18,10 +18,10 @@ HEALTHY = {
     **{f"{role}/{name}": value for role in ("generator", "verifier") for name, value in (
         ("truncation_rate", 0.01), ("logprob_gap_mean", 2e-4), ("logprob_gap_share", 0.001), ("entropy", 0.5),
         ("kl", 0.02), ("groups_without_signal", 0.4))},
-}  # fmt: skip
+}
 
 SECOND_TRIES = {"second_try/tokens_sampled": 600, "second_try/length_mean": 30.0,
-                "grader/second_try_errors": 0}  # fmt: skip
+                "grader/second_try_errors": 0}
 
 
 def run_of(changes: dict, turns: int = 15) -> list[dict]:
@@ -78,7 +78,7 @@ CASES = [
      {"verifier/right_verdict_wrong_steps": 0.9, "verifier/outcome_balanced_accuracy": 0.59}),  # verdicts tell nothing
     ("verifier/misaligned", {"verifier/live_rate_misaligned": since(6, 0.61, 0.02)}, "61.0% of the verifications in",
      {"verifier/live_rate_misaligned": since(6, 0.29, 0.0)}),
-    ("verifier/misaligned", {"verifier/live_rate_misaligned": 0.61}, "so that it has no step reward",
+    ("verifier/misaligned", {"verifier/live_rate_misaligned": 0.61}, "the solution gets no step rewards",
      {"verifier/live_rate_misaligned": 0.61, "generator/step_rewarded_share": None}),  # an arm without such rewards
     ("generator/step_count", {"generator/step_count_corr": -0.6, "generator/steps_approved": 0.9},
      "90% of the steps are approved, and the step advantages of a group follow the number of steps (correlation -0.60)",
@@ -95,7 +95,7 @@ CASES = [
     ("grader/failures", {**SECOND_TRIES, "grader/second_try_timeouts": since(14, 4, 0)},
      "failed on 8 of 600 answers (0 errors, 8 timeouts)",
      {**SECOND_TRIES, "grader/second_try_timeouts": since(14, 3, 0)}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name, wrong, said, right", CASES, ids=[f"{case[0]}: {case[2]}" for case in CASES])
@@ -121,7 +121,7 @@ def test_messages_name_limits_and_keys_that_exist():
 
 
 @pytest.mark.parametrize("prefix, place", [("live_", "in the generator's turns"),
-                                           ("judged_", "of the part that it judges in the generator's turns")])
+                                           ("judged_", "on the solutions that it judges in the generator's turns")])
 def test_verdicts_are_judged_where_they_are_given(prefix, place):
     """A verifier that says CORRECT of everything in the generator's turns, and judges well in its own."""
     own = {"verifier/rate_correct": 0.5, "verifier/rate_invalid": 0.0, "verifier/outcome_balanced_accuracy": 0.9}
@@ -143,7 +143,7 @@ def test_a_generator_that_step_rewards_teach_does_not_stand_still():
      set()),
     ({"verifier/logprob_gap_share": since(4, 0.5, 0.0), "grader/timeouts": since(4, 100, 0)},
      {"verifier/logprob_gap", "grader/failures"}),
-])  # fmt: skip
+])
 def test_with_few_turns_only_gaps_and_the_grader_ring(changes, ringing):
     assert names(run_of(changes, turns=4)) == ringing
 
@@ -188,7 +188,7 @@ def test_an_alarm_is_said_once_and_once_that_it_is_over():
     assert [row.get("alarm/generator/truncation") for row in rows] == [None, 1, 1, 1, 1, 0, None]
     assert [line.split(":")[0] for line in lines] == [
         "alarm generator/truncation (turn 2)", "alarm generator/truncation is over (turn 6; it began at turn 2)",
-    ]  # fmt: skip
+    ]
     assert "12.0% of the generator's responses" in lines[0] and "the limit is 0.1." in lines[0]
     assert "What to try: read a few" in lines[0]
 
@@ -207,7 +207,7 @@ def test_periods_are_found_again_in_the_file():
     found = alarms.periods(rows, limits)
     assert [(period.name, period.first, period.last) for period in found] == [
         ("generator/truncation", 2, 6 - 1), ("verifier/kl", 8, None),
-    ]  # fmt: skip
+    ]
     assert "12.0%" in found[0].alarm.seen and "is 0.6 nats" in found[1].alarm.seen
     # Another version had another limit: the text is lost, the alarm is not.
     limits = limits._replace(kl=0.7)

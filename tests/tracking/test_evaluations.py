@@ -24,13 +24,13 @@ def turn(step: int, phase: str, tokens: dict[str, int], seconds: float, **metric
 def scores(step: int, generator_step: int, accuracy: float) -> dict:
     return {"step": step, "phase": "eval", "generator_step": generator_step, "generator/accuracy": accuracy,
             "verifier/pool/step_f1": accuracy / 2, "verifier/pool/outcome_f1": accuracy / 4,
-            "time/evaluate_s": 100.0}  # fmt: skip
+            "time/evaluate_s": 100.0}
 
 
 def generator_turn(step: int, tokens: int, outcome: float, f1: float) -> dict:
     return turn(step, "generator", {"generator": tokens, "verifier": 2 * tokens}, 1.5, **{
         "generator/reward/outcome": outcome, "generator/groups_without_signal": 1 - outcome,
-        "generator/alpha": 0.5 / step, "verifier/live_step_f1": f1})  # fmt: skip
+        "generator/alpha": 0.5 / step, "verifier/live_step_f1": f1})
 
 
 METRICS = [
@@ -76,7 +76,7 @@ def test_a_run_without_verifier_pool_or_generator_turns_has_empty_columns():
 def test_a_table_is_read_as_it_was_written(tmp_path):
     rows = [evaluation(10, 0.123456, setting="words=4,verifier=strong", alpha=0.5),
             evaluation(20, 1.0, task="a,b.py:c"),
-            evaluation(30, 0.0, verifier_step_f1=None, verifier_outcome_f1=None)]  # fmt: skip
+            evaluation(30, 0.0, verifier_step_f1=None, verifier_outcome_f1=None)]
     write_table(rows, tmp_path / "a.csv")
     assert read_tables([tmp_path / "a.csv"]) == rows
     assert (tmp_path / "a.csv").read_text().startswith(
@@ -104,7 +104,7 @@ def with_values(**values):
     ("generator.checkpoint", "models/SmolLM2"), ("generator.use_chat", True), ("verifier.max_prompt", 77),
     ("generator.max_response", 55), ("verifier.sft.steps", 3), ("generator.model.compute_dtype", "bfloat16"),
     ("verifier.template", "last_letter"), ("generator.model.width", 64),
-])  # fmt: skip
+])
 def test_what_must_be_equal_side_by_side_is_in_the_setup(key, value):
     config, default = with_values(**{key: value}), default_config()
     assert setup_of(config) != setup_of(default) and method_of(config) == method_of(default)
@@ -114,7 +114,7 @@ def test_what_must_be_equal_side_by_side_is_in_the_setup(key, value):
     ("rl.alpha_initial", 0.3), ("rl.generator_steps", 7), ("generator.loss.algorithm", "rloo"),
     ("verifier.temperature", 0.7), ("generator.optimizer.lr", 0.1), ("generator.reward", "my.py:reward"),
     ("rl.warmup_steps", 3),
-])  # fmt: skip
+])
 def test_what_makes_another_method_is_no_other_setup(key, value):
     config, default = with_values(**{key: value}), default_config()
     assert setup_of(config) == setup_of(default) and method_of(config) != method_of(default)
@@ -126,7 +126,7 @@ def test_what_makes_another_method_is_no_other_setup(key, value):
     ("verifier.row_buckets", (8,)), ("compare_with", "x.csv"), ("generator.mesh.tensor", 2),
     ("generator.model.remat", "none"), ("notes", "hello"), ("ablation.workers", 2), ("eval.every", 3),
     ("verifier.logp_chunk", 64), ("loggers.wandb", "x"),
-])  # fmt: skip
+])
 def test_what_changes_no_result_but_for_rounding_is_in_no_digest(key, value):
     config, default = with_values(**{key: value}), default_config()
     assert (setup_of(config), method_of(config)) == (setup_of(default), method_of(default))
@@ -138,7 +138,7 @@ def test_every_key_is_in_one_digest_or_in_none_on_purpose():
     default = with_values(**adapters)
     unseen = [key for key, value in flatten(default).items()
               if all(digest_of(with_values(**adapters | {key: changed(value)})) == digest_of(default)
-                     for digest_of in (setup_of, method_of))]  # fmt: skip
+                     for digest_of in (setup_of, method_of))]
     assert {key.split(".", 1)[-1] if key.startswith(("generator.", "verifier.")) else key.split(".")[0]
             for key in unseen} == {
         "seed", "arm", "notes", "task", "generate", "checkpoint", "rollouts", "loggers",
@@ -149,7 +149,7 @@ def test_every_key_is_in_one_digest_or_in_none_on_purpose():
         "sft.eval_every", "sft.eval_examples",
         "sft.max_heldout_loss", "sft.checkpoint_every", "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.decode_tensor",
         "mesh.offload", "mesh.grad_reduce_dtype",
-    }  # fmt: skip
+    }
     assert {key for key in unseen if key.startswith(("task.", "eval."))} == {
         "task.data_seed", "eval.every"}
 
@@ -188,7 +188,7 @@ def test_adapters_on_a_checkpoint_are_in_the_setup(key, value):
 def test_an_edited_function_makes_other_digests():
     config = with_values(generator__reward="my.py:reward", task__grader="my.py:grade")
     files = [{"generator.reward": reward, "task.grader": grader}
-             for reward, grader in (("a", "a"), ("b", "a"), ("a", "b"))]  # fmt: skip
+             for reward, grader in (("a", "a"), ("b", "a"), ("a", "b"))]
     assert [setup_of(config, each) == setup_of(config, files[0]) for each in files] == [True, True, False]
     assert [method_of(config, each) == method_of(config, files[0]) for each in files] == [True, False, True]
 
@@ -211,14 +211,14 @@ def test_what_a_run_started_from_is_in_its_rows():
 
 @pytest.mark.parametrize("digests, others, message", [
     ({"setup": "1"}, {"seed": 1, "setup": "2"}, "had other problems, another model, stage 1 or prompt, or turns"),
-    ({"method": "1"}, {"seed": 1, "method": "2"}, "of arm grpo had other settings beside the seed"),
-    ({"problems": "1"}, {"seed": 1, "problems": "2"}, "had files of problems or prompts with other contents"),
+    ({"method": "1"}, {"seed": 1, "method": "2"}, "of arm grpo differ in more than the seed"),
+    ({"problems": "1"}, {"seed": 1, "problems": "2"}, "had files of problems or prompts with different contents"),
     ({"generator_start": "1"}, {"arm": "tango", "generator_start": "2"},
-     "of start 3 and seed 0 began with other weights of the generator"),
-    ({"weights": "1"}, {"seed": 1, "weights": "2"}, "started from other weights: the checkpoints or adapters that"),
+     "of start 3 and seed 0 began with different weights of the generator"),
+    ({"weights": "1"}, {"seed": 1, "weights": "2"}, "started from different weights: the checkpoints or adapters that"),
     ({"arm": "fixed_verifier", "verifier_start": "1"}, {"arm": "tango", "verifier_start": "2"},
-     "began with other weights of the verifier"),
-])  # fmt: skip
+     "began with different weights of the verifier"),
+])
 def test_runs_that_do_not_compare_are_not_read_together(tmp_path, digests, others, message):
     write_table([evaluation(0, 0.5, **digests)], tmp_path / "a.csv")
     write_table([evaluation(0, 0.5, **others)], tmp_path / "b.csv")
@@ -234,7 +234,7 @@ def test_runs_that_compare_are_read_together(tmp_path):
     """Another method in another arm, other weights of another seed, and a verifier that one arm does not ask."""
     rows = [evaluation(0, 0.5, method="1", generator_start="1", verifier_start="1"),
             evaluation(0, 0.5, arm="tango", method="2", generator_start="1", verifier_start="2"),
-            evaluation(0, 0.5, seed=1, method="1", generator_start="2", verifier_start="3")]  # fmt: skip
+            evaluation(0, 0.5, seed=1, method="1", generator_start="2", verifier_start="3")]
     write_table(rows, tmp_path / "a.csv")
     assert read_tables([tmp_path / "a.csv"]) == rows
 
@@ -261,7 +261,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
     (",".join(Evaluation._fields) + "\nt,,1,grpo,0,1,1,1,1\n", r"line 2: accuracy='' is no number"),
     (",".join(Evaluation._fields) + f"\n{'t' * 140_000},,1\n", r"line 2 cannot be read \(field larger than"),
     ("t" * 140_000 + ",arm\n", r"a\.csv, line 1 cannot be read \(field larger than field limit \(131072\)\): name the"),
-])  # fmt: skip
+])
 def test_a_mistaken_table_is_named(tmp_path, text, message):
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(ValueError, match=message):

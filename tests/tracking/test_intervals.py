@@ -91,7 +91,7 @@ def test_the_average_of_sets_is_surer_than_each():
 def test_a_set_without_a_success_is_not_certain_in_an_average():
     """The interval of 0 of 30 is [0, 0.112]; the one of two such sets together is narrower."""
     none, half, every = (mean_draws(np.array(outcomes, float)[:, None])[:, 0]
-                         for outcomes in ([0] * 30, [0, 1] * 15, [1] * 30))  # fmt: skip
+                         for outcomes in ([0] * 30, [0, 1] * 15, [1] * 30))
     alone, whole = mean_over_sets([0.0], [none]), mean_over_sets([1.0], [every])
     assert alone == pytest.approx((0, 0, 0.112), abs=0.006) and whole == pytest.approx((1, 0.888, 1), abs=0.006)
     both = mean_over_sets([0.0, 0.0], [none, none])

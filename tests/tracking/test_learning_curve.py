@@ -28,7 +28,7 @@ from tango_jax.tracking.learning_curve import (
     ({0: 0.0, 10: 0.9, 20: 0.5, 30: 0.9}, Reached(10 * 0.8 / 0.9, True)),  # the first time counts
     ({0: 0.9, 10: 1.0}, Reached(0.0, True)),
     ({0: 0.0, 10: 0.5, 20: 0.79}, Reached(20.0, False)),  # censored at its end
-])  # fmt: skip
+])
 def test_steps_to_a_level(accuracy, expected):
     found = steps_to(curve(accuracy), 0.8)
     assert found.is_reached == expected.is_reached and found.x == pytest.approx(expected.x)
@@ -49,7 +49,7 @@ def test_mean_accuracy_is_the_area_by_trapezoids():
 
 def test_mean_accuracy_over_tokens_counts_the_warm_up_and_ends_between_evaluations():
     rows = (evaluation(0, 0.0, turn=0, sampled_tokens=0), evaluation(0, 0.2, turn=5, sampled_tokens=1000),
-            evaluation(10, 0.6, turn=15, sampled_tokens=3000))  # fmt: skip
+            evaluation(10, 0.6, turn=15, sampled_tokens=3000))
     assert mean_over_tokens(Curve(rows), 2000) == pytest.approx((1000 * 0.1 + 1000 * 0.3) / 2000)
     assert mean_over_tokens(Curve(rows), 3000) == pytest.approx((1000 * 0.1 + 2000 * 0.4) / 3000)
     assert mean_over_tokens(Curve(rows[:1]), 0) == 0.0
@@ -57,14 +57,14 @@ def test_mean_accuracy_over_tokens_counts_the_warm_up_and_ends_between_evaluatio
 
 def test_of_several_evaluations_at_a_step_the_last_counts():
     rows = (evaluation(0, 0.1, turn=0), evaluation(0, 0.2, turn=5), evaluation(10, 0.4, turn=15),
-            evaluation(10, 0.6, turn=16))  # fmt: skip
+            evaluation(10, 0.6, turn=16))
     steps, accuracy = Curve(rows).by_step()
     assert (steps.tolist(), accuracy.tolist()) == ([0, 10], [0.2, 0.6])
 
 
 def test_a_curve_is_cut_to_a_step_by_interpolation():
     rows = (evaluation(0, 0.1, turn=0), evaluation(0, 0.2, turn=5), evaluation(10, 0.4, turn=15, alpha=0.5),
-            evaluation(20, 0.8, turn=25))  # fmt: skip
+            evaluation(20, 0.8, turn=25))
     assert Curve(rows).until(20) == Curve(rows).until(30) == Curve(rows)
     assert Curve(rows).until(10) == Curve(rows[:3])
     assert Curve(rows).until(0) == Curve(rows[:2])
@@ -86,7 +86,7 @@ def test_curves_of_other_lengths_are_compared_over_what_they_share():
 def test_pairs_are_the_runs_that_all_arms_have():
     """A gap of 0.2 over the ten steps that the two common runs of three arms have."""
     low, middle, high = ({(0, seed): curve({0: 0.0, 10: rise, 20: 0.0}) for seed in range(6)}
-                         for rise in (0.2, 0.3, 0.6))  # fmt: skip
+                         for rise in (0.2, 0.3, 0.6))
     high = {(0, seed): high[0, seed].until(10) for seed in (2, 3)}
     pairs = pairs_of(middle, low, high)
     assert (pairs.span, pairs.units) == (10, [(0, 2), (0, 3)])
@@ -97,7 +97,7 @@ def test_pairs_are_the_runs_that_all_arms_have():
 
 def test_curves_are_found_by_setting_arm_and_unit():
     rows = [*run_rows("grpo", (0.1, 0.2), start=1, seed=5), *run_rows("tango", (0.3, 0.4), start=1, seed=5),
-            *run_rows("grpo", (0.5, 0.6), start=1, seed=5, setting="words=4")]  # fmt: skip
+            *run_rows("grpo", (0.5, 0.6), start=1, seed=5, setting="words=4")]
     found = curves_by_setting(reversed(rows))
     assert set(found) == {("last_letter", ""), ("last_letter", "words=4")}
     assert set(found["last_letter", ""]) == {"grpo", "tango"}

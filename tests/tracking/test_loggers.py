@@ -39,10 +39,10 @@ def write_turns(log: RunLog, first: int, last: int, every: int = 3) -> None:
     """A row for every turn, and after every third turn that of an evaluation, which has the same step."""
     for step in range(first, last + 1):
         log.write(step, "generator", {"generator_step": step - 1, "generator/kl": 0.02 * min(step - 1, 1),
-                                      "time/turn_s": 1.5})  # fmt: skip
+                                      "time/turn_s": 1.5})
         if step % every == 0:
             log.write(step, "eval", {"generator_step": step, "generator/accuracy": step / 10, "time/turn_s": 2.5,
-                                     "not/finite": float("nan")})  # fmt: skip
+                                     "not/finite": float("nan")})
 
 
 # ---------------------------------------------------------------------------------------------------- packages
@@ -119,17 +119,17 @@ def offline_runs(wandb, folder: Path) -> list[OfflineRun]:
             if kind in (1, 4):
                 records, part = [*records, Record.FromString(part)], b""
         by_kind = {kind: [getattr(record, kind) for record in records if record.WhichOneof("record_type") == kind]
-                   for kind in ("run", "history", "exit", "metric")}  # fmt: skip
+                   for kind in ("run", "history", "exit", "metric")}
         if not by_kind["run"]:
             continue
         rows = [{item.nested_key[0] or item.key: json.loads(item.value_json) for item in history.item}
-                for history in by_kind["history"]]  # fmt: skip
+                for history in by_kind["history"]]
         runs.append(OfflineRun(
             by_kind["run"][0],
             [(row["_step"], {name: value for name, value in row.items() if not name.startswith("_")}) for row in rows],
             next((ended.exit_code for ended in by_kind["exit"]), None),
             {metric.glob_name or metric.name: metric.step_metric for metric in by_kind["metric"]},
-        ))  # fmt: skip
+        ))
     return runs
 
 
@@ -269,7 +269,7 @@ def test_tensorboard_has_every_row_once_after_a_kill(tmp_path):
     expected = [
         (name, row["step"], pytest.approx(value))
         for row in rows for name, value in followed(row).items() if name not in ("step", "phase")
-    ]  # fmt: skip
+    ]
     assert events(tmp_path / "tensorboard") == expected
     steps = [(step, name) for name, step, _ in expected]
     assert len(set(steps)) == len(steps)  # a turn and its evaluation have no curve in common

@@ -80,7 +80,7 @@ def test_the_axis_of_a_flat_score_stays_within_0_and_1(accuracy, limits):
 def test_no_curve_runs_through_the_name_of_the_warm_up():
     """It stands in the legend, and not in the panel."""
     rows = [{"step": step, "phase": "warmup", "verifier/reward/correctness": 0.5, "verifier/rate_correct": 1.0}
-            for step in range(1, 9)]  # fmt: skip
+            for step in range(1, 9)]
     _, f1, verdicts = plot_curves([*FULL, *rows], "a run").axes
     for axes in (f1, verdicts):
         assert not axes.texts

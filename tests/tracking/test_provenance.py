@@ -82,7 +82,7 @@ def test_each_start_is_recorded_once(config, tmp_path):
     other.keep(tmp_path)
     assert [attempt["time"] for attempt in read_provenance(tmp_path)["attempts"]] == [
         made.facts["time"], "2030-01-01T00:00:00+00:00"
-    ]  # fmt: skip
+    ]
 
 
 def test_of_several_processes_the_first_writes(config, tmp_path, monkeypatch):
@@ -147,7 +147,7 @@ def test_weights_are_told_apart_by_what_they_hold(tmp_path):
         config.generator.checkpoint = str(tmp_path / name / "exported")
         config.verifier.checkpoint, config.verifier.adapter = (
             str(tmp_path / "one" / "exported"), str(tmp_path / name / "adapter")
-        )  # fmt: skip
+        )
         start(config, tmp_path / name / "run")
         [attempt] = read_provenance(tmp_path / name / "run")["attempts"]
         assert set(attempt["weights"]) == {"generator.checkpoint", "verifier.checkpoint", "verifier.adapter"}
@@ -188,5 +188,5 @@ def test_what_is_told_of_a_run(config, tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", '{"attempts": [], "files": {}}'])
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "provenance.json").write_text(content)
-    with pytest.raises(ValueError, match=r"provenance\.json (cannot be read|is damaged).*; restore it, or delete it"):
+    with pytest.raises(ValueError, match=r"provenance\.json (cannot be read|is damaged).*; restore it; if you delete"):
         read_provenance(tmp_path)

@@ -43,12 +43,12 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     config.arm, config.seed, config.task.data_seed, config.compare_with = "tango", 1, 3, str(tmp_path / "stored.csv")
     stored = [evaluation(step, accuracy, arm=arm, seed=seed, turn=step) for arm, seed, ends in (
         ("grpo", 1, 0.9), ("gold_steps", 1, 0.4), ("grpo", 0, 1.0), ("tango", 1, 1.0), ("fixed_generator", 1, 0.0)
-    ) for step, accuracy in ((0, 0.0), (10, ends))]  # fmt: skip
+    ) for step, accuracy in ((0, 0.0), (10, ends))]
     write_table(stored, config.compare_with)
     rows = [{"step": 0, "phase": "eval", "generator_step": 0, "generator/accuracy": 0.0},
             {"step": 1, "phase": "generator", "generator_step": 1, "generator/tokens_sampled": 500,
              "verifier/tokens_sampled": 1500, "time/turn_s": 1.0},
-            {"step": 10, "phase": "eval", "generator_step": 10, "generator/accuracy": 1.0}]  # fmt: skip
+            {"step": 10, "phase": "eval", "generator_step": 10, "generator/accuracy": 1.0}]
     with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
         for row in rows:
             writer.append(row)
@@ -65,23 +65,24 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     write_table([row._replace(accuracy=max(0.25, row.accuracy)) for row in stored], config.compare_with)
     *_, last = compare(config, tmp_path)  # stage 1 ended in another start
     assert last.startswith("these are not paired: this run began with an accuracy of 0.000, the stored ones with an "
-                           "accuracy of 0.250")  # fmt: skip
+                           "accuracy of 0.250")
     start = {"generator": "a" * 64, "verifier": "b" * 64, "problems": "p"}
     write_json_atomic(tmp_path / "summary.json", summary | {"provenance": {"start": start}})
     write_table([row._replace(generator_start="a" * 12) for row in stored], config.compare_with)
     assert len(compare(config, tmp_path)) == 4
     write_table([row._replace(generator_start="c" * 12, verifier_step_f1=None) for row in stored], config.compare_with)
     *_, last = compare(config, tmp_path)  # the same scores are no proof of the same weights
-    assert last.startswith("these are not paired: they began with other weights and the same scores. On another kind")
+    assert last.startswith(
+        "these are not paired: they began with different weights, though with the same scores. On another kind")
     config.generator.init_from = "runs/sft"
     *_, last = compare(config, tmp_path)
-    assert last.endswith("and the same scores. generator.init_from may hold other weights than they had")
+    assert last.endswith("though with the same scores. generator.init_from may hold other weights than before")
     config.generator.init_from = ""
     write_table([row._replace(problems="q") for row in stored], config.compare_with)
     assert compare(config, tmp_path) == [
-        "this run is not compared with those in stored.csv: its files of problems or prompts have other contents"]
+        "this run is not compared with those in stored.csv: its files of problems or prompts have different contents"]
     write_table([row._replace(method="another") for row in stored], config.compare_with)
-    assert compare(config, tmp_path)[-1].startswith("beside the arm they differ in other settings, such as a schedule")
+    assert compare(config, tmp_path)[-1].startswith("they also differ in other settings, such as a schedule")
     write_table([row._replace(setup=setup_of(config)) for row in stored], config.compare_with)
     config.generator.model.attention = "xla"  # which may change at any time
     assert len(compare(config, tmp_path)) == 4
@@ -92,7 +93,7 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     config.seed = 7
     assert compare(config, tmp_path) == [
         f"stored.csv has no run to compare this one with: of task {config.task.name}, task.data_seed 3 and seed 7 and "
-        "another arm, made without a grid"]  # fmt: skip
+        "another arm, made without a grid"]
     (tmp_path / "stored.csv").unlink()  # by then the results are saved
     [line] = compare(config, tmp_path)
     assert line.startswith("this run is not compared with stored ones: ") and "cannot be read" in line
@@ -126,7 +127,7 @@ def pair(number: int, is_correct: bool, verdict: str, judgements: tuple = (True,
 def test_transcripts_say_how_they_were_chosen_and_what_holds_over_all():
     pairs = [pair(0, True, "CORRECT"), pair(1, True, "CORRECT"), pair(2, False, "CORRECT"), pair(3, False, "INCORRECT")]
     page = results.transcripts(*zip(*pairs, strict=True), 3)
-    assert "These 3 of 4 problems were chosen because they say most, not at random" in page
+    assert "These 3 of 4 problems were chosen to show most, not at random" in page
     assert "Of all problems, 2 answers are right, and 3 verdicts agree with the grade" in page
     assert [line for line in page.splitlines() if line.startswith("## ")] == ["## `p2`", "## `p3`", "## `p0`"]
     assert "| 2 | `a` | INCORRECT | CORRECT |" in page
@@ -137,7 +138,7 @@ def test_transcripts_say_how_they_were_chosen_and_what_holds_over_all():
     ((True,) * 7, 6, "7 judgements for 6 steps: no step reward"),
     ((), 1, "0 judgements for 1 step: no step reward"),
     ((True, None, None), 3, "no judgement of step 2, 3: no step reward"),
-])  # fmt: skip
+])
 def test_transcripts_say_why_there_is_no_step_reward(judgements, steps, reason):
     page = results.transcripts(*([part] for part in pair(0, True, "CORRECT", judgements, steps)), 1)
     assert page.count(f"| `a` | {reason} | CORRECT |") == steps

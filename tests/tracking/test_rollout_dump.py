@@ -96,7 +96,7 @@ def generator_result(verifications=None, more_steps=()) -> TurnResult:
         verifications or [verification(), verification("INVALID", is_truncated=True)],
         {"outcome": (0.8, OUTCOME_BT), "steps": (0.2, STEP_BT)}, [steps_of((0.5, -0.5), None), *more_steps],
         (Term("grade", 1.0, np.float32([0, 1])), Term("format score", 0.0, np.float32([1, 1]))),
-    )  # fmt: skip
+    )
 
 
 def verifier_result() -> TurnResult:
@@ -105,7 +105,7 @@ def verifier_result() -> TurnResult:
     terms = {"by class": (np.float32([1.5, 1.5]), outcome_BT)}
     rewards = (Term("agreement", 1.0, np.float32([1, 0])), Term("format score", 0.8, np.float32([1, 1])))
     return result_of(np.float32([1.8, 0.8]), 1.5 * outcome_BT, [solution()],
-                     [verification(), verification("CORRECT")], terms, reward_terms=rewards)  # fmt: skip
+                     [verification(), verification("CORRECT")], terms, reward_terms=rewards)
 
 
 def test_a_generator_line_says_how_its_advantage_came_about():
@@ -126,7 +126,7 @@ def test_a_generator_line_says_how_its_advantage_came_about():
         "total": [[2, -0.46568, 21], [1, -0.71568, 35], [3, -0.56568, 70]],
         "terms": [{"name": "outcome", "weight": 0.8, "runs": [[6, -0.7071]]},
                   {"name": "steps", "weight": 0.2, "runs": [[2, 0.5], [1, -0.75], [3, 0.0]]}],
-    }  # fmt: skip
+    }
     assert second["step_rewards"] == [None] and second["reward"]["total"] == 1.0
     assert second["advantage"]["total"] == [[6, 0.56568, 70]]
     assert second["notes"] == ["No step has a reward: no labels match the steps."]
@@ -161,7 +161,7 @@ def test_a_response_that_is_alone_in_its_group_has_no_statistics():
 
 def test_second_tries_are_in_the_group_by_which_advantages_are_normalised():
     result = result_of(np.float32([0.0, 1.0]), np.zeros((3, 7), np.float32), [solution(), solution(True)],
-                       [verification(), verification("CORRECT")])  # fmt: skip
+                       [verification(), verification("CORRECT")])
     first, judged = result.sampled
     second = responses_of("generator", 1, judged.records[:1], [solution(True)], "second_try")
     lesson = Lesson(joined([first, second], 4), Rewards(np.float32([0.0, 1.0, 1.5]), {}), {})
@@ -193,7 +193,7 @@ def test_a_verifier_line_says_how_its_advantage_came_about():
     assert first["group_rewards"] == [1.8, 0.8] and first["step_rewards"] == []
     characters = len("".join(VERIFICATION))
     assert first["advantage"] == {"total": [[3, 1.06065, characters]],
-                                  "terms": [{"name": "by class", "weight": 1.5, "runs": [[3, 0.7071]]}]}  # fmt: skip
+                                  "terms": [{"name": "by class", "weight": 1.5, "runs": [[3, 0.7071]]}]}
     assert second["solution"] == first["solution"] and second["verifications"][0]["verdict"] == "CORRECT"
 
 
@@ -218,11 +218,11 @@ def test_every_verification_of_a_solution_is_kept():
 
 def test_an_arm_without_verifier_has_lines_without_verifications():
     result = result_of(np.float32([0.0, 1.0]), OUTCOME_BT, [solution(), solution(is_correct=True)],
-                       adv_terms={"outcome": (1.0, OUTCOME_BT)})  # fmt: skip
+                       adv_terms={"outcome": (1.0, OUTCOME_BT)})
     row = turn_rows(config_of(), Place(0, "generator", "generator", 0), result)[0]
     assert (row["verifications"], row["step_rewards"], row["notes"]) == ([], [], [])
     assert row["advantage"] == {"total": [[6, -0.7071, 70]],
-                                "terms": [{"name": "outcome", "weight": 1.0, "runs": [[6, -0.7071]]}]}  # fmt: skip
+                                "terms": [{"name": "outcome", "weight": 1.0, "runs": [[6, -0.7071]]}]}
 
 
 def test_the_log_probs_and_the_kinds_of_steps_are_kept_where_there_are_any():
@@ -233,7 +233,7 @@ def test_the_log_probs_and_the_kinds_of_steps_are_kept_where_there_are_any():
     lesson = dataclasses.replace(result.lesson, responses=judged)
     result = dataclasses.replace(result, sampled=[made, judged], lesson=lesson)
     rows = turn_rows(config_of(), Place(11, "verifier", "verifier", 3), result,
-                     step_kinds_fn=lambda problem, steps: tuple(f"{problem.id} {step}" for step in steps))  # fmt: skip
+                     step_kinds_fn=lambda problem, steps: tuple(f"{problem.id} {step}" for step in steps))
     assert rows[0]["solution"]["token_surprise"] == "DDDDDD" and rows[0]["solution"]["token_lengths"] == "HOOIbA"
     assert [row["verifications"][0]["token_surprise"] for row in rows] == ["KAC", "AAA"]
     assert rows[0]["solution"]["step_kinds"] == ["p0 b", "p0 c"]
@@ -272,7 +272,7 @@ def test_every_fifth_turn_of_each_role_is_written(tmp_path):
         dump.write(Place(index, "generator", "generator", index - 2), generator_result())
     names = [path.name for path, *_ in dumped_turns(tmp_path)]
     assert names == ["turn_000001_verifier_000000.jsonl", "turn_000003_generator_000000.jsonl",
-                     "turn_000008_generator_000005.jsonl"]  # fmt: skip
+                     "turn_000008_generator_000005.jsonl"]
     lines = [(row["turn"], row["row"]) for row in read_rollouts(tmp_path)]
     assert lines == [(1, 0), (1, 1), (3, 0), (3, 1), (8, 0), (8, 1)]
 
@@ -325,14 +325,14 @@ def test_the_first_problems_of_every_evaluation_are_written(tmp_path, monkeypatc
     found = [(row["turn"], row["role"], row["row"]) for row in rows]
     made = [(turn, "generator", row) for turn in (1, 2) for row in (0, 1)]
     assert found == [(0, "evaluation", 0), (0, "evaluation", 1), *made, (2, "evaluation", 0), (2, "evaluation", 1),
-                     (3, "generator", 0), (3, "generator", 1), (4, "evaluation", 0), (4, "evaluation", 1)]  # fmt: skip
+                     (3, "generator", 0), (3, "generator", 1), (4, "evaluation", 0), (4, "evaluation", 1)]
     assert rows[0]["reward"] is None and rows[0]["advantage"] is None and rows[0]["rows_in_turn"] == 2
     assert rows[0]["verifications"][0]["verdict"] == "INCORRECT"
     assert {row["role"] for row in read_rollouts(folder)} == {"generator"}  # unless they are asked for
     RolloutDump(folder, config_of(every=1), resume_after=2)
     assert sorted(contents(folder)) == ["evaluation_000000_000000.jsonl", "evaluation_000002_000001.jsonl",
                                           "turn_000001_generator_000000.jsonl",
-                                          "turn_000002_generator_000001.jsonl"]  # fmt: skip
+                                          "turn_000002_generator_000001.jsonl"]
 
 
 def test_nothing_is_written_where_it_should_not_be(tmp_path, monkeypatch):

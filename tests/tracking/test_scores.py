@@ -25,12 +25,12 @@ T, F, N = True, False, None
     # Always "correct" on 3 of 4: F1 2*3/(4+3), recalls 1 and 0.
     ([T, T, T, T], [T, T, T, F], 6 / 7, 0, 1 / 2),
     ([], [], 0, 0, 0),
-])  # fmt: skip
+])
 def test_class_scores(predicted, actual, f1_correct, f1_incorrect, balanced_accuracy):
     assert class_scores(predicted, actual) == pytest.approx({
         "f1_correct": f1_correct, "f1_incorrect": f1_incorrect, "f1": (f1_correct + f1_incorrect) / 2,
         "balanced_accuracy": balanced_accuracy,
-    })  # fmt: skip
+    })
 
 
 def test_class_scores_refuse_lists_of_different_length():
@@ -64,7 +64,7 @@ def test_verifier_scores():
         "step_f1_correct": 6 / 7, "step_f1_incorrect": 1 / 2, "step_f1": 19 / 28, "step_balanced_accuracy": 5 / 8,
         "rate_correct": 1 / 4, "rate_invalid": 1 / 4, "rate_misaligned": 1 / 4, "format": 0.55,
         "right_verdict_wrong_steps": 1 / 2,  # of the first two, whose verdicts are right
-    })  # fmt: skip
+    })
 
 
 def test_a_misaligned_verification_of_no_steps_adds_nothing():
@@ -86,6 +86,6 @@ def test_generator_scores():
     assert generator_scores(solutions, [False, True, True]) == pytest.approx({
         "accuracy": 2 / 3, "format": 1, "truncation_rate": 2 / 3, "step_accuracy": 2 / 5,
         "accuracy_by_size/2": 1 / 2, "accuracy_by_size/3": 1,
-    })  # fmt: skip
+    })
     unlabelled = generator_scores([solution(False, None), solution(False, (T,))], [False, False])
     assert unlabelled == {"accuracy": 0, "format": 1, "truncation_rate": 0, "accuracy_by_size/0": 0}

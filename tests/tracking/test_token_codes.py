@@ -13,7 +13,7 @@ def test_surprise_is_counted_in_tenths_of_a_nat():
 
 @pytest.mark.parametrize("lengths, code", [
     ([1, 0, 3], "BAD"), ([62, 63, 64, 126], "-_A_B__A"), ([], ""),
-])  # fmt: skip
+])
 def test_lengths_of_any_size_can_be_read_again(lengths, code):
     assert lengths_code(np.cumsum(lengths).tolist()) == code
     read, length = [], 0

@@ -20,9 +20,9 @@ def run_of(name: str, accuracy: float = 0.5, **settings) -> Run:
     # As they are read from config.json: lists for tuples.
     stored = json.loads(json.dumps(flatten(default_config()) | changed, default=list))
     rows = [{"step": step, "phase": "eval", "generator_step": step, "generator/accuracy": accuracy * step / 4}
-            for step in (0, 4)]  # fmt: skip
+            for step in (0, 4)]
     rows += [{"step": step + 1, "phase": "generator", "generator_step": step, "generator/entropy": accuracy,
-              "generator/kl": 0.1 * step} for step in range(3)]  # fmt: skip
+              "generator/kl": 0.1 * step} for step in range(3)]
     return Run(name, Path(name), stored, rows, True)
 
 
@@ -32,12 +32,12 @@ def labels(runs, as_seed=()) -> dict[str, list[str]]:
 
 def test_two_learning_rates_of_an_arm_are_two_lines():
     runs = [run_of("a", 0.2, seed=0), run_of("b", 0.8, seed=0, generator__optimizer__lr=1e-3),
-            run_of("c", 0.4, seed=1), run_of("d", 0.9, seed=1, generator__optimizer__lr=1e-3)]  # fmt: skip
+            run_of("c", 0.4, seed=1), run_of("d", 0.9, seed=1, generator__optimizer__lr=1e-3)]
     assert labels(runs) == {"generator.optimizer.lr=1e-06": ["a", "c"], "generator.optimizer.lr=0.001": ["b", "d"]}
     drawn = comparison.comparison(lines_of(runs))
     named = {trace["name"]: trace["y"] for trace in drawn["scores"][0]["traces"] if "name" in trace}
     assert named == {"generator.optimizer.lr=1e-06": pytest.approx([0, 0.3]),
-                     "generator.optimizer.lr=0.001": pytest.approx([0, 0.85])}  # fmt: skip
+                     "generator.optimizer.lr=0.001": pytest.approx([0, 0.85])}
     assert drawn["table"]["head"] == ["runs", "seeds", "generator step", "accuracy", "generator.optimizer.lr"]
     assert drawn["table"]["rows"] == [["generator.optimizer.lr=1e-06", "0, 1", "4", "0.300 (0.20, 0.40)", "1e-06"],
                                       ["generator.optimizer.lr=0.001", "0, 1", "4", "0.850 (0.80, 0.90)", "0.001"]]
@@ -59,7 +59,7 @@ def test_arms_are_labelled_by_their_names_and_settings_only_where_they_differ():
     runs.append(run_of("d", rl__alpha_initial=0.5, task__rl_words=(4, 4)))
     assert list(labels(runs)) == ["Tango (trained together), alpha_initial=0.1, rl_words=2-6",
                                   "Tango (trained together), alpha_initial=0.5, rl_words=4-4",
-                                  "GRPO (no verifier), alpha_initial=0.1, rl_words=2-6"]  # fmt: skip
+                                  "GRPO (no verifier), alpha_initial=0.1, rl_words=2-6"]
 
 
 def with_files(run: Run, **digests: str) -> Run:
@@ -77,7 +77,7 @@ def test_the_file_of_an_arm_is_no_part_of_the_label_of_another_arm():
 
 def test_settings_that_cannot_change_a_result_separate_nothing():
     runs = [run_of("a"), run_of("b", seed=1, generator__mesh__fsdp=4, alarms__kl=1.0, rollouts__every=1,
-                                generator__init_from="runs/sft", checkpoint__every=3, compile_cache="")]  # fmt: skip
+                                generator__init_from="runs/sft", checkpoint__every=3, compile_cache="")]
     assert list(labels(runs).values()) == [["a", "b"]]
 
 
@@ -98,7 +98,7 @@ def test_the_table_says_that_rows_of_other_lengths_do_not_compare():
 
     said = "The rows end at different generator steps: compare the curves where they overlap, not the rows."
     captions = [comparison.table(lines_of([evaluated("a", 18, arm="grpo"), evaluated("b", steps)]))["caption"]
-                for steps in (18, 24)]  # fmt: skip
+                for steps in (18, 24)]
     assert [said in caption for caption in captions] == [False, True]
 
 
@@ -148,13 +148,13 @@ def test_one_checkpoint_with_other_weights_is_warned_of():
 def test_a_function_with_other_content_is_another_line():
     runs = [run_of(name, seed=seed, generator__reward="my.py:f")._replace(
         provenance={"attempts": [{"source": "aaa"}], "files": {"generator.reward": {"sha256": digest * 16}}}
-    ) for seed, (name, digest) in enumerate([("a", "0123"), ("b", "4567"), ("c", "0123")])]  # fmt: skip
+    ) for seed, (name, digest) in enumerate([("a", "0123"), ("b", "4567"), ("c", "0123")])]
     assert labels(runs) == {"reward file=01230123": ["a", "c"], "reward file=45674567": ["b"]}
 
 
 def test_a_start_for_every_data_seed_is_not_warned_of():
     runs = [run_of(f"{start}/{seed}", seed=seed, task__data_seed=start, verifier__init_from=f"stage_one/{start}")
-            for start in range(2) for seed in range(2)]  # fmt: skip
+            for start in range(2) for seed in range(2)]
     assert warnings(lines_of(runs)) == []
     lines = lines_of(runs, ["task.data_seed"])
     assert len(lines) == 1 and warnings(lines, ["task.data_seed"]) == []
@@ -168,7 +168,7 @@ def test_a_long_label_is_cut_and_the_table_has_everything():
     assert set(lines[1].settings) == {"alpha_final", "alpha_initial", "format_weight", "gamma"}
     # What tells lines apart stays, whatever its place in the alphabet.
     both = [run_of(f"{start}{changed}", task__data_seed=start, **(changes if changed else {}))
-            for start in range(2) for changed in (False, True)]  # fmt: skip
+            for start in range(2) for changed in (False, True)]
     labels_of = [line.label for line in lines_of(both)]
     assert len(set(labels_of)) == 4 and all("data_seed=" in label for label in labels_of)
 
@@ -182,7 +182,7 @@ def test_names_cannot_hold_markup():
 
 def test_many_lines_have_looks_of_their_own():
     runs = [run_of(f"{alpha}/{gamma}", rl__alpha_initial=alpha / 10, rl__gamma=gamma)
-            for alpha in range(1, 4) for gamma in (0.5, 0.6, 0.7)]  # fmt: skip
+            for alpha in range(1, 4) for gamma in (0.5, 0.6, 0.7)]
     lines = lines_of(runs)
     assert len({(line.look.colour, line.look.dash) for line in lines}) == 9
     assert {line.look.marker for line in lines} <= set(MARKERS)
@@ -194,12 +194,12 @@ def test_seeds_are_means_with_every_seed_beside_them(tmp_path):
     drawn = comparison.comparison(lines_of(find_runs([tmp_path])))
     # The last evaluation is of turn index 8: 0.2 + 0.7 * 8 / 18 = 0.511.
     assert drawn["table"]["rows"] == [["Tango (trained together)", "0, 1", "6", *["0.511 (0.51, 0.51)"] * 3],
-                                      ["GRPO (no verifier)", "0", "8", *["0.511"] * 3]]  # fmt: skip
+                                      ["GRPO (no verifier)", "0", "8", *["0.511"] * 3]]
     assert [panel["title"] for panel in drawn["scores"]] == [
-        "Generator: accuracy", "Verifier: step F1", "Verifier: outcome F1"]  # fmt: skip
+        "Generator: accuracy", "Verifier: step F1", "Verifier: outcome F1"]
     named = [trace for trace in drawn["scores"][0]["traces"] if "name" in trace]
     assert [(trace["name"], trace["legendrank"]) for trace in named] == [
-        ("GRPO (no verifier)", 1), ("Tango (trained together)", 0)]  # fmt: skip
+        ("GRPO (no verifier)", 1), ("Tango (trained together)", 0)]
     titles = {panel["title"] for panel in drawn["turns"]}
     assert {"Verifier: entropy", "Verdicts that are CORRECT", "Generator: response length"} <= titles
 
@@ -217,11 +217,11 @@ def test_an_unfinished_seed_is_compared_where_both_were_evaluated():
     """The first seed has two turns of warm-up and two steps; the second is still in its warm-up."""
     def run(name, evaluations, **settings):
         rows = [{"step": turn, "phase": "eval", "generator_step": step, "generator/accuracy": accuracy}
-                for turn, step, accuracy in evaluations]  # fmt: skip
+                for turn, step, accuracy in evaluations]
         return run_of(name, **settings)._replace(rows=rows)
 
     runs = [run("a", [(0, 0, 0.1), (1, 0, 0.2), (2, 0, 0.3), (4, 2, 0.7)]),
-            run("b", [(0, 0, 0.2), (1, 0, 0.4)], seed=1)]  # fmt: skip
+            run("b", [(0, 0, 0.2), (1, 0, 0.4)], seed=1)]
     drawn = comparison.comparison(lines_of(runs))
     assert drawn["table"]["head"] == ["runs", "seeds", "generator step", "accuracy"]
     assert drawn["table"]["rows"][0][2:] == ["0", "0.300 (0.20, 0.40)"]

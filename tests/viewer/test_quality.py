@@ -34,12 +34,12 @@ def test_a_misaligned_verification_judges_no_step_and_an_evaluation_is_not_count
 
 
 MADE = items((1, "CORRECT", (T,), (T,)), (1, "CORRECT", (T,), (F,)), (2, "INVALID", (N,), (F,)),
-             (9, "INCORRECT", (F,), (T,)))  # fmt: skip
+             (9, "INCORRECT", (F,), (T,)))
 
 
 def test_confusion():
     assert quality.confusion([(T, "a"), (F, "b"), (T, "a")], ("a", "b")) == {
-        "right": {"a": 2, "b": 0}, "wrong": {"a": 0, "b": 1}}  # fmt: skip
+        "right": {"a": 2, "b": 0}, "wrong": {"a": 0, "b": 1}}
     verdicts, steps = (
         [{cell["name"]: cell["count"] for cell in row["cells"]} for row in table["rows"]]
         for table in quality.confusion_tables(MADE)
@@ -74,7 +74,7 @@ def test_matrices_link_to_filters_and_have_intervals():
 def test_rates_by_turn():
     """Step 1: of ten at turn 4 all right ones approved; at turn 5 wrong ones, of which four of five are rejected."""
     made = items(*[(4, "CORRECT", (T, T), (T, T))] * 5, *[(5, "CORRECT", (F, T), (F, T))] * 4,
-                 (5, "CORRECT", (T, N), (F, T)))  # fmt: skip
+                 (5, "CORRECT", (T, N), (F, T)))
     right = quality.recall_by_turn(made, True)
     assert (right.y.tolist(), right.n.tolist()) == ([1.0, 0.8], [10, 5])
     assert (right.low[1], right.high[1]) == pytest.approx(wilson(0.8, 5))

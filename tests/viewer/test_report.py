@@ -68,7 +68,7 @@ def test_runs_are_found_and_named_by_their_place(tmp_path, run_folder):
     runs = find_runs([tmp_path / "abl"])
     assert [(run.name, run.arm) for run in runs] == [
         ("grpo/seed_0", "grpo"), ("grpo/seed_1", "grpo"), ("tango/seed_0", "tango"), ("tango/seed_1", "tango")
-    ]  # fmt: skip
+    ]
     assert find_runs([run_folder])[0].name == "one"
     assert len(find_runs([tmp_path / "abl", tmp_path / "abl" / "grpo"])) == 4  # none twice
 
@@ -98,7 +98,7 @@ def test_a_run_that_is_still_writing_is_read_up_to_its_last_whole_line(run_folde
     (["{run}", "--bundle={run}/config.json"], "is a file; name a folder"),
     (["{run}", "--as_seed=task.dataseed"], r"unknown setting task.dataseed; did you mean task\.data_seed\?"),
     (["{run}/rollouts"], r"rollouts holds no run with metrics .*: give the --workdir of python -m tango_jax\.train"),
-])  # fmt: skip
+])
 def test_mistakes_end_in_one_line(run_folder, argv, message):
     with pytest.raises(SystemExit) as stopped:
         main([argument.format(run=run_folder) for argument in argv])
@@ -161,7 +161,7 @@ def test_a_page_of_the_users_is_not_replaced(run_folder, tmp_path):
     build_page(find_runs([run_folder]), out)
     build_page(find_runs([run_folder]), out)  # its own it may
     out.write_text("<html>mine</html>")
-    with pytest.raises(ValueError, match=r"--out=.*index\.html is no report and would be lost; name another file"):
+    with pytest.raises(ValueError, match=r"--out=.*index\.html is no report and would be overwritten; name another"):
         build_page(find_runs([run_folder]), out)
     assert out.read_text() == "<html>mine</html>"
 
@@ -276,12 +276,12 @@ def test_a_bundle_holds_every_rollout_in_files_beside_its_page(tmp_path, run_fol
     kept = rollouts_of_bundle(tmp_path / "report")
     assert built.rollouts == len(kept) <= 100 and built.rollouts_dumped == 160
     assert {path.name for path in (tmp_path / "report" / "data").iterdir()} == set(
-        json.loads(payload((tmp_path / "report" / "index.html").read_text(), "columns"))["files"])  # fmt: skip
+        json.loads(payload((tmp_path / "report" / "index.html").read_text(), "columns"))["files"])
 
 
 def test_a_bundle_never_takes_the_place_of_another_page(tmp_path, run_folder):
     (tmp_path / "index.html").write_text("<h1>my own page</h1>")
-    with pytest.raises(SystemExit, match="its index.html is no report and would be lost; name another folder"):
+    with pytest.raises(SystemExit, match="its index.html is no report and would be overwritten; name another folder"):
         main([str(run_folder), f"--bundle={tmp_path}"])
     assert (tmp_path / "index.html").read_text() == "<h1>my own page</h1>"
 
@@ -332,7 +332,7 @@ def test_alarms_from_their_first_turn_to_their_last():
     gaps = (0.0, 0.05, 0.05, 0.0, 0.0)
     rows = [{"step": step, "phase": "generator", "generator/logprob_gap_mean": gap, "generator/logprob_gap_share": 0.0,
              "alarm/generator/logprob_gap": int(gap > 0), "alarm/generator/truncation": int(step == 5)}
-            for step, gap in enumerate(gaps, 1)]  # fmt: skip
+            for step, gap in enumerate(gaps, 1)]
     run = Run("one", Path("one"), flatten(default_config()), rows, True)
     told = charts.alarms(run)
     assert told["note"] == "Alarms in 5 turns: 2 (1 still active at the last turn)."
@@ -381,12 +381,12 @@ def rollout(verdict="CORRECT", is_correct=True, judgements=(T, F), gold=(T, F), 
     verification = {"verdict": verdict, "judgements": list(judgements), "is_aligned": aligned, "is_truncated": cut[1]}
     verification["text"] = "said"
     solution = {"text": "wrote", "is_correct": is_correct, "gold_steps": None if gold is None else list(gold),
-                "is_truncated": cut[0], "steps": [[0, 1]] * 2}  # fmt: skip
+                "is_truncated": cut[0], "steps": [[0, 1]] * 2}
     return {"turn": 3, "solution": solution, "verifications": [verification]}
 
 
 OTHER_FIELDS = {"role": "generator", "row": 0, "group": 0, "advantage": None, "reward": None,
-                "problem": {"id": "a", "question": "b", "answer": "c", "size": 1}}  # fmt: skip
+                "problem": {"id": "a", "question": "b", "answer": "c", "size": 1}}
 
 
 @pytest.mark.parametrize("case, flags", [
@@ -401,7 +401,7 @@ OTHER_FIELDS = {"role": "generator", "row": 0, "group": 0, "advantage": None, "r
     ({"judgements": (T, T), "gold": None}, set()),
     ({"cut": (True, False)}, {"truncated"}),
     ({"cut": (False, True), "is_correct": False}, {"truncated", "false_accept"}),
-])  # fmt: skip
+])
 def test_flags(case, flags):
     assert pack.flags_of(rollout(**case)) == flags
 
@@ -414,7 +414,7 @@ def test_flags(case, flags):
     ({"judgements": (T, T)}, {"meaning": "right verdict, wrong steps", "agrees": False, "why": ""}),
     ({"judgements": (T, None), "aligned": False},
      {"meaning": "verdict and grade agree", "agrees": True, "why": "no judgement of step 2"}),
-])  # fmt: skip
+])
 def test_what_the_page_says_of_a_verification_comes_from_here(case, told):
     packed = pack.pack_rollout(0, rollout(**case) | OTHER_FIELDS)
     assert json.loads(packed.rest)["verifications"][0]["told"] == told
@@ -441,7 +441,7 @@ def test_a_single_turn_is_a_point_since_a_line_would_show_nothing(count):
 
 @pytest.mark.parametrize("values, limits", [
     ([0.0, 0.0], [-0.02, 0.18]), ([1.0], [0.82, 1.02]), ([0.5], [0.4, 0.6]), ([0.0, 1.0], [-0.02, 1.02]),
-])  # fmt: skip
+])
 def test_the_axis_of_a_share_has_no_room_beyond_its_limits(values, limits):
     drawn = panels.panel("Share", "", [{"y": values}], "turn", score=True)
     assert drawn["layout"]["yaxis"]["range"] == pytest.approx(limits)
@@ -470,7 +470,7 @@ def test_rollouts_are_thinned_out_evenly_and_so_are_evaluations():
     ('{"arm": 3}', '{"phase": "eval", "step": 1}', r"config\.json holds no settings with an arm; it is no run of this"),
     ('{"arm": "grpo"}', "3", r"metrics\.jsonl, row 1 lacks a phase or a step; it is no run of this project, or damage"),
     ('{"arm": "grpo"}', '{"step": 1}', r"metrics\.jsonl, row 1 lacks a phase or a step"),
-])  # fmt: skip
+])
 def test_a_folder_of_another_project_is_named(tmp_path, settings, row, message):
     (tmp_path / "config.json").write_text(settings)
     (tmp_path / "metrics.jsonl").write_text(row + "\n")

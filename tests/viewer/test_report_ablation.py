@@ -73,10 +73,10 @@ def test_the_alarm_of_the_verifier_that_collapsed(page, ablation, rollouts):
     metrics = [row for run in find_runs([ablation]) if run.name == "tango/seed_0" for row in run.rows]
     first = min(row["step"] for row in metrics if row.get("alarm/verifier/one_verdict"))
     row = page.js("[...document.querySelectorAll('#alarms tbody tr')].map((row) => [...row.children]"
-                  ".map((cell) => cell.textContent)).find((cells) => cells[0] === 'verifier/one_verdict')")  # fmt: skip
+                  ".map((cell) => cell.textContent)).find((cells) => cells[0] === 'verifier/one_verdict')")
     assert row[1].startswith(f"{first} to ") and "of the verdicts are CORRECT" in row[2]
     page.js("[...document.querySelectorAll('#alarms tbody tr')].find((row) => row.children[0].textContent === "
-            "'verifier/one_verdict').querySelector('a').click()")  # fmt: skip
+            "'verifier/one_verdict').querySelector('a').click()")
     page.wait("document.body.dataset.view === 'rollouts'")
     last = int(row[1].split()[2])
     expected = sum(item["run"] == "tango/seed_0" and first <= item["turn"] <= last for item in rollouts)
@@ -93,9 +93,9 @@ def test_filters_search_and_a_link(page, rollouts):
     row = next(row for row in rollouts if row["role"] == "generator" and "false_accept" in flags_of(row))
     word = row["problem"]["question"].split("#")[0]
     page.js(f"(() => {{ const field = document.querySelector('#search'); field.value = {json.dumps(word)}; "
-            "field.dispatchEvent(new Event('input')); })()")  # fmt: skip
+            "field.dispatchEvent(new Event('input')); })()")
     texts = [" ".join([item["problem"]["question"], item["solution"]["text"], item["problem"]["answer"],
-                       *(said["text"] for said in item["verifications"])]) for item in rollouts]  # fmt: skip
+                       *(said["text"] for said in item["verifications"])]) for item in rollouts]
     expected = sum(word in text for text in texts)
     page.wait(f"document.querySelector('#found').textContent.startsWith('{expected} of ')")
     page.click("#list [role=option]")

@@ -82,7 +82,7 @@ def type_search(page, query: str) -> None:
     page.js(f"""(() => {{ const field = document.querySelector('#search'); field.value = {json.dumps(query)};
         field.dispatchEvent(new Event('input')); }})()""")
     page.wait("performance.getEntriesByName('filter').length > 0 && !document.querySelector('#found').textContent"
-              ".startsWith('reading')")  # fmt: skip
+              ".startsWith('reading')")
 
 
 # ----------------------------------------------------------------------------------------------- opening and charts
@@ -97,7 +97,7 @@ def test_it_opens_with_charts_and_logs_nothing(browser, report, rollouts):
     assert browser.text("#rollout-count") == str(len(rollouts))
     assert browser.texts("#charts h2") == [
         "Runs compared", "Both roles over training", "Alarms", "The verifier's quality", "Speed"
-    ]  # fmt: skip
+    ]
     browser.wait("document.querySelectorAll('.plot.is-drawn').length >= 3")
     chart = browser.driver.find_element("css selector", "#compare .nsewdrag")
     ActionChains(browser.driver).move_to_element(chart).perform()  # what is shown there obeys the page's policy too
@@ -192,7 +192,7 @@ def test_role_grade_run_turns_and_steps(page, rollouts):
 def test_search_reads_every_text_whatever_its_case(page, rollouts, query):
     def texts(row):
         return [*(row["problem"][name] for name in ("id", "question", "answer")), row["solution"]["text"],
-                *(item["text"] for item in row["verifications"])]  # fmt: skip
+                *(item["text"] for item in row["verifications"])]
 
     type_search(page, query)
     expected = [row for row in rollouts if any(query.lower() in text.lower() for text in texts(row))]
@@ -213,7 +213,7 @@ def test_orders(page, rollouts):
 
 def test_a_link_opens_its_rollout_and_its_arithmetic_is_right(page, report, rollouts):
     row = next(row for row in rollouts if row["role"] == "generator" and row["step_rewards"] not in ([], [None])
-               and len(row["step_rewards"][0]) >= 3 and len(set(row["group_rewards"])) == 2)  # fmt: skip
+               and len(row["step_rewards"][0]) >= 3 and len(set(row["group_rewards"])) == 2)
     page.open(report, f"r={key(row)}")
     assert shown(page)["id"] == row["problem"]["id"]
     assert f"turn {row['turn']} of {row['run']}" in shown(page)["where"]
@@ -228,7 +228,7 @@ def test_a_link_opens_its_rollout_and_its_arithmetic_is_right(page, report, roll
     assert page.texts("#rollout .said b") == [marks[kind] for kind in judged]
     mean, std = np.mean(row["group_rewards"]), np.std(row["group_rewards"], ddof=1)
     assert page.texts("#rollout .sums:not(.steps-sums) tr:nth-child(2) td")[0].endswith(
-        f": mean {mean:.3f}, std {std:.3f}")  # fmt: skip
+        f": mean {mean:.3f}, std {std:.3f}")
     assert page.texts("#rollout .sums:not(.steps-sums) tr:nth-child(3) td")[0] == ALGORITHMS["grpo"].formula
     assert head_of(page) == ["tokens", f"step reward ±1 / K, K = {len(steps)}", "outcome", "steps", "advantage"]
     cells, (outcome, step) = cells_of(page), row["advantage"]["terms"]
@@ -252,7 +252,7 @@ def head_of(page) -> list[str]:
 
 def cells_of(page) -> list[list[str]]:
     return page.js("[...document.querySelectorAll('.steps-sums tbody tr')].map((tr) => [...tr.children]"
-                   ".map((td) => td.textContent))")  # fmt: skip
+                   ".map((td) => td.textContent))")
 
 
 def at(runs: list, token: int) -> float:
@@ -269,7 +269,7 @@ def test_shading_covers_the_tokens_that_it_belongs_to(page, report, rollouts):
     page.open(report, f"r={key(row)}")
     page.js("document.querySelector('#rollout details').open = true")
     parts = page.js("[...document.querySelectorAll('#rollout .raw')[0].querySelectorAll('.adv')]"
-                    ".map((item) => [item.textContent, item.title])")  # fmt: skip
+                    ".map((item) => [item.textContent, item.title])")
     text, start, expected = row["solution"]["text"], 0, []
     for _, value, end in row["advantage"]["total"]:
         if value:
@@ -319,7 +319,7 @@ def test_an_own_reward_is_a_part_of_the_sum(browser, own_reward_run, tmp_path, r
     assert total == f"{row['reward']['total']:.3f}".replace("-", "−")
     assert left.endswith(f" + 1 × own reward ({name}) {own['value']:.3f}".replace("-", "−"))
     weights = {"generator": ("0 × grade ", " + 0.5 × format score "),
-               "verifier": ("1 × agreement with the grade ", " + 0.8 × format score ")}[role]  # fmt: skip
+               "verifier": ("1 × agreement with the grade ", " + 0.8 × format score ")}[role]
     assert left.startswith(weights[0]) and weights[1] in left
     assert browser.logged() == []
 
@@ -349,7 +349,7 @@ def test_an_invented_credit_is_shown_with_its_own_numbers(browser, tmp_path):
     ends = solved["solution"]["step_ends"]
     for k, (cells, token) in enumerate(zip(cells_of(browser)[: len(ends)], ends, strict=True), 1):
         assert cells == [f"end of step {k}", f"0.375 × {signed(token)}", "−2.500 × +1.000",
-                         f"0.000 × {signed(-token)}", signed(7 + token)]  # fmt: skip
+                         f"0.000 × {signed(-token)}", signed(7 + token)]
     judged = next(row for row in rows if row["role"] == "verifier")  # whose tokens have no steps: one row a run
     browser.open(tmp_path / "report.html", f"r=own:{judged['turn']}:3")
     browser.wait("document.querySelector('#rollout h2') !== null")
@@ -389,7 +389,7 @@ def test_a_second_try_and_a_second_judgement_stand_beside_the_first(browser, tmp
 
 def test_each_of_several_verifications_can_be_read(page, report, rollouts):
     row = next(row for row in rollouts if row["run"] == "tango/1" and row["role"] == "generator"
-               and len({item["verdict"] for item in row["verifications"]}) == 2)  # fmt: skip
+               and len({item["verdict"] for item in row["verifications"]}) == 2)
     page.open(report, f"r={key(row)}")
     for number, item in enumerate(row["verifications"], 1):
         page.driver.find_element("css selector", f"#rollout select option:nth-child({number})").click()
@@ -399,7 +399,7 @@ def test_each_of_several_verifications_can_be_read(page, report, rollouts):
 
 def test_a_misaligned_verification_says_so(page, report, rollouts):
     row = next(row for row in rollouts if "misaligned" in flags_of(row) and row["role"] == "generator"
-               and row["solution"]["steps"] and row["verifications"][0]["blocks"])  # fmt: skip
+               and row["solution"]["steps"] and row["verifications"][0]["blocks"])
     page.open(report, f"r={key(row)}")
     assert "misaligned" in page.text("#rollout .banner")
     assert set(page.texts("#rollout .said b")) == {"– not judged"}
@@ -547,7 +547,7 @@ def test_light_dark_and_narrow(page, report, rollouts, tmp_path, scheme, width, 
     assert (min(channels) > brightness) if scheme == "light" else (max(channels) < brightness)
     assert page.js("document.documentElement.scrollWidth") <= width  # nothing to scroll sideways
     side, rollout = (page.js(f"document.querySelector('{name}').getBoundingClientRect().top")
-                     for name in (".side", "#rollout"))  # fmt: skip
+                     for name in (".side", "#rollout"))
     assert (rollout > side) == (width < 900)
 
 
@@ -569,7 +569,7 @@ def test_charts_of_runs_with_long_names_fit_a_narrow_page(page, runs, tmp_path):
 def first_rows(page, count: int) -> list[list[str]]:
     """[where it is from, what was wrong] of the first rows of the list."""
     rows = page.js("[...document.querySelectorAll('#list [role=option]')].map((row) => "
-                   "[row.querySelector('.where').textContent, row.querySelector('.wrong').textContent])")  # fmt: skip
+                   "[row.querySelector('.where').textContent, row.querySelector('.wrong').textContent])")
     return rows[:count]
 
 
@@ -623,7 +623,7 @@ def column_texts(page) -> list[dict]:
 
 def test_the_samples_of_a_group_side_by_side(page, report, rollouts):
     row = next(row for row in rollouts if row["role"] == "generator" and row["run"] == "tango/0" and row["turn"] > 1
-               and len(set(row["group_rewards"])) == 2)  # fmt: skip
+               and len(set(row["group_rewards"])) == 2)
     page.open(report, f"r={key(row)}")
     assert page.text("#look-group") == "Its group (4)"
     page.press("g")

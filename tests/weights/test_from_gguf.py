@@ -19,7 +19,7 @@ from tango_jax.weights.from_gguf import load_gguf, model_config_from_gguf
 CONFIG = ModelConfig(
     vocab_size=24, width=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, mlp_width=48, rope_base=5e4,
     norm_eps=1e-5, max_position=512,
-)  # fmt: skip
+)
 VARIANTS = {
     "tied": ("llama", CONFIG),
     "wide heads": ("llama", dataclasses.replace(CONFIG, tied_head=False, head_dim=16, num_kv_heads=1)),
@@ -50,7 +50,7 @@ def expected_params(config: ModelConfig, plain: dict[str, np.ndarray]) -> dict:
         layers |= {
             "q_bias": stack("attn_q.bias", H, E), "k_bias": stack("attn_k.bias", K, E),
             "v_bias": stack("attn_v.bias", K, E),
-        }  # fmt: skip
+        }
     params = {"embed": plain["token_embd.weight"], "layers": layers, "final_norm": plain["output_norm.weight"]}
     return params if config.tied_head else params | {"head": plain["output.weight"].T}
 
@@ -201,7 +201,7 @@ def decode_q6_k(block: bytes) -> np.ndarray:
     ("Q4_K", 144, (0, 2), lambda block: decode_k45(block, 4)),
     ("Q5_K", 176, (0, 2), lambda block: decode_k45(block, 5)),
     ("Q6_K", 210, (208,), decode_q6_k),
-])  # fmt: skip
+])
 def test_k_types_by_their_definition(tmp_path, kind, size, scale_at, decode_fn):
     # The package does not write these: random blocks with small float16 scales, decoded here value by value.
     rng = np.random.default_rng(2)
@@ -238,7 +238,7 @@ def llama3_divisors(config: ModelConfig, factor: float, low: float, high: float,
     (128, RopeScaling(8.0, 1.0, 4.0, 8192)),
     (64, RopeScaling(32.0, 1.0, 4.0, 8192)),
     (64, RopeScaling(2.5, 1.0, 6.0, 4096)),
-])  # fmt: skip
+])
 def test_rope_divisors_become_llama3_scaling(tmp_path, head_dim, scaling):
     config = dataclasses.replace(CONFIG, num_heads=1, num_kv_heads=1, head_dim=head_dim, rope_base=500_000.0)
     stored = file_arrays("llama", config, plain_arrays(config))
@@ -257,7 +257,7 @@ def test_divisors_of_one_change_nothing(tmp_path):
 def test_scales_that_change_nothing_are_accepted(tmp_path):
     scales = dict(llama__rope__scaling__attn_factor=1.0, llama__attention__scale=CONFIG.head_dim**-0.5,
                   llama__logit_scale=1.0, llama__final_logit_softcapping=0.0,
-                  llama__attention__causal=True)  # fmt: skip
+                  llama__attention__causal=True)
     write_changed(tmp_path / "m.gguf", **scales, llama__vocab_size=24)
     assert model_config_from_gguf(tmp_path / "m.gguf") == CONFIG
 
@@ -284,7 +284,7 @@ IQ4_NL = (np.zeros((24, 18), np.uint8), gguf.GGMLQuantizationType.IQ4_NL)
     ({"token_embd.weight": ZEROS[:23]}, ["token_embd.weight", "[23, 32]", "[24, 32]"]),
     ({"token_embd.weight": IQ4_NL}, ["token_embd.weight", "IQ4_NL", "Q8_0"]),
     ({"output_norm.weight": np.full(32, np.nan, np.float32)}, ["output_norm.weight", "NaN"]),
-])  # fmt: skip
+])
 def test_wrong_tensors_are_named(tmp_path, tensors, words):
     write_changed(tmp_path / "m.gguf", tensors=tensors)
     with pytest.raises(ValueError) as error:
@@ -316,7 +316,7 @@ def test_wrong_tensors_are_named(tmp_path, tensors, words):
     ({"tensors": {"rope_freqs.weight": np.full(4, 0.5, np.float32)}}, ["rope_freqs.weight", "0.5"]),
     ({"tensors": {"rope_freqs.weight": np.full(3, 2.0, np.float32)}}, ["rope_freqs.weight", "3 factors"]),
     ({"tensors": {"token_embd.weight": None}}, ["token_embd.weight"]),
-])  # fmt: skip
+])
 def test_models_that_are_not_supported_are_named(tmp_path, change, words):
     write_changed(tmp_path / "m.gguf", **change)
     with pytest.raises(ValueError) as error:

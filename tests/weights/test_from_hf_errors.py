@@ -11,7 +11,7 @@ LLAMA, QWEN2, QWEN3, MISTRAL, GEMMA3, SMOLLM3 = (
     CASES[name] for name in ("llama2", "qwen2", "qwen3", "mistral", "gemma3", "smollm3")
 )
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "rope_theta": 1e4,
-               "original_max_position_embeddings": 64}  # fmt: skip
+               "original_max_position_embeddings": 64}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "ro
         (GEMMA3, dict(model_type="gemma3"), "model_type='gemma3' without a text_config"),
         (GEMMA3, dict(model_type="gemma3", text_config={}), r"\['Gemma3ForCausalLM'\] is not supported: .*Conditional"),
     ],
-)  # fmt: skip
+)
 def test_configs_that_the_model_cannot_represent(case, changes, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         model_config_from_hf(write_checkpoint(tmp_path, case, **changes))
@@ -85,7 +85,7 @@ def damaged(folder, change):
         (lambda t: t.update({"model.norm.weight": np.ones(31), "extra": np.ones(2)}), "1 unexpected: .*; 1 misshapen"),
         (lambda t: [t.pop(name) for name in list(t) if "layers.1." in name], "9 missing: .* and 4 more"),
     ],
-)  # fmt: skip
+)
 def test_tensors_and_parameters_must_match_one_to_one(change, message, tmp_path):
     folder = damaged(tmp_path, change)
     with pytest.raises(ValueError, match=message):
@@ -144,7 +144,7 @@ def test_quantized_tensors_are_refused(tmp_path):
 
 @pytest.mark.parametrize("name, fix", [
     ("pytorch_model.bin", "or convert pytorch_model.bin with .*save_pretrained"), ("model.gguf", "or name model.gguf"),
-    ("adapter_model.safetensors", "or merge the adapter"), (None, "page$")])  # fmt: skip
+    ("adapter_model.safetensors", "or merge the adapter"), (None, "page$")])
 def test_a_folder_without_weights(name, fix, tmp_path):
     config = model_config_from_hf(write_checkpoint(tmp_path, LLAMA))
     (tmp_path / "model.safetensors").unlink()

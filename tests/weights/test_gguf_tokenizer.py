@@ -24,7 +24,7 @@ def llama_metadata(model: bytes) -> dict:
         tests = {
             PieceKind.UNKNOWN: processor.is_unknown, PieceKind.CONTROL: processor.is_control,
             PieceKind.UNUSED: processor.is_unused, PieceKind.BYTE: processor.is_byte,
-        }  # fmt: skip
+        }
         return next((found for found, test_fn in tests.items() if test_fn(token)), PieceKind.NORMAL)
 
     tokens = range(processor.vocab_size())
@@ -121,7 +121,7 @@ def test_chat_template_of_a_file(tmp_path):
     ({"eos_token_id": None, "eot_token_id": None}, VOCAB_ROWS, ["needs a stop id"]),
     ({"eos_token_id": 999}, VOCAB_ROWS, ["999", f"below {VOCAB_ROWS}"]),
     ({}, 300, ["391 tokens", "300 rows"]),
-])  # fmt: skip
+])
 def test_files_that_cannot_be_used(tmp_path, change, rows, words):
     metadata = gpt2_metadata(byte_level("smollm"), "smollm")
     metadata |= {f"tokenizer.ggml.{key}": value for key, value in change.items()}

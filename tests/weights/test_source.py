@@ -89,7 +89,7 @@ def test_settings_of_a_run_come_back(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(saved | {"rl.gama": 1}))
     with pytest.raises(ValueError, match=r"does not know \(rl\.gama=1\)"):
         read_config(tmp_path)
-    for text, message in (("{", "cannot be read"), ("[1]", r"holds \[1\], and not the settings of a run")):
+    for text, message in (("{", "cannot be read"), ("[1]", r"holds \[1\], not the settings of a run")):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=message):
             read_config(tmp_path)
@@ -111,7 +111,7 @@ def test_policies_start_from_their_checkpoints(folder, gguf):
     ((), r"lacks config\.json, tokenizer\.json \(or tokenizer\.model\), model\.safetensors \(or"),
     (("config.json",), r"lacks tokenizer\.json \(or tokenizer\.model\), model\.safetensors \(or"),
     (("config.json", "tokenizer.json"), r"lacks model\.safetensors \(or"),
-])  # fmt: skip
+])
 def test_everything_that_a_folder_with_a_pickle_lacks_is_one_error(folder, tmp_path, kept, message):
     (tmp_path / "pytorch_model.bin").touch()
     for name in kept:
@@ -131,7 +131,7 @@ def test_a_plan_needs_no_weights(folder, tmp_path):
 @pytest.mark.parametrize("name, message", [
     ("none.gguf", "none.gguf does not exist"),
     ("a b/c", "'a b/c' is neither a .gguf file nor a folder nor a hub id"),
-])  # fmt: skip
+])
 def test_what_is_no_checkpoint_is_named(name, message):
     with pytest.raises(ValueError, match=message):
         kind_of(name)
@@ -144,7 +144,7 @@ def test_what_is_no_checkpoint_is_named(name, message):
     ("elsewhere/runs/nothing", r"no such folder; give .* \.gguf file$"),
     ("many/run_9", r"\(runs beside it: many/run_0, many/run_1, many/run_2, many/run_3, many/run_4 and 2 more\)"),
     ("{folder}/runs/nothing", r"no such folder \(runs beside it: {folder}/runs/mine\)"),
-])  # fmt: skip
+])
 def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, name, message):
     for run in ("runs/mine", *(f"many/run_{number}" for number in range(7))):
         (tmp_path / run).mkdir(parents=True)

@@ -96,7 +96,7 @@ def test_transformers_reads_the_config_without_a_word(name, tmp_path, caplog, mo
         "model_type", "architectures", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
         *(("hidden_activation", "query_pre_attn_scalar", "layer_types") if is_gemma else ("hidden_act",)),
         "rms_norm_eps", "tie_word_embeddings", "max_position_embeddings", "vocab_size",
-    ):  # fmt: skip
+    ):
         assert getattr(exported, field) == getattr(original, field)
     assert exported.head_dim == CASES[name].head_dim
     assert exported.rope_parameters == original.rope_parameters
@@ -173,7 +173,7 @@ def test_what_an_architecture_cannot_hold_is_refused(tmp_path):
     config, params = load(write_checkpoint(tmp_path / "in", QWEN2))
     assert [family_of(load(write_checkpoint(tmp_path / n, CASES[n]))[0]) for n in CASES] == [
         "llama", "llama", "llama", "llama", "llama", "qwen2", "qwen3", "smollm3", "gemma3_text",
-        "gemma3_text", "olmo2"]  # fmt: skip
+        "gemma3_text", "olmo2"]
     with pytest.raises(ValueError, match="qkv_bias=False and qk_norm=True.*export it as qwen2"):
         export_hf(tmp_path / "out", config, params, architecture="Qwen3ForCausalLM")
     with pytest.raises(ValueError, match=r"a llama has pattern=\(LayerKind\(.*export it as smollm3"):
