@@ -112,7 +112,6 @@ LOSS: Group = {
                      "approved; solutions, the share of approved steps; minimum, the worst step to come; among_equals, "
                      "as solutions, right and wrong ones apart; first_error, the steps before the first rejected one "
                      "(rl/step_norm.py)."),
-    "step_scale": Key(10.0, NOT_NEGATIVE, "With rloo, the factor of step advantages."),
     "aggregation": Key("token_mean", OneOf(("token_mean", "seq_mean", "seq_sum_norm")), "How the losses of tokens "
                        "become one: the mean over tokens, the mean over sequences of their means, or sums of sequences "
                        "over max_response."),

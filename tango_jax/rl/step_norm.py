@@ -16,7 +16,7 @@ from typing import Any
 import chex
 import numpy as np
 
-from tango_jax.rl.advantages import GROUP_EPS, check_groups, reward_to_go_BT
+from tango_jax.rl.advantages import GROUP_EPS, RLOO_STEP_SCALE, check_groups, reward_to_go_BT
 
 ELEMENTS = "elements"  # the published form: that of the algorithm (rl/algorithms.py)
 
@@ -92,13 +92,14 @@ def standard_baseline(scores: np.ndarray, use_std: bool) -> tuple[np.ndarray, fl
     return np.full(len(scores), scores.mean()), (scores.std(ddof=1) + GROUP_EPS) if use_std else 1.0
 
 
-def leave_one_out_baseline(scores: np.ndarray, step_scale: float) -> tuple[np.ndarray, float]:
-    """RLOO: the mean of the other scores, times step_scale; 0 for one alone, nothing where all are equal."""
+def leave_one_out_baseline(scores: np.ndarray) -> tuple[np.ndarray, float]:
+    """RLOO: the mean of the other scores, times the scale of RLOO's step advantages; 0 for one alone, nothing where all
+    are equal."""
     if len(scores) == 1:
-        return np.zeros(1), 1.0 / step_scale if step_scale else np.inf
-    if np.ptp(scores) < 1e-9 or not step_scale:
+        return np.zeros(1), 1.0 / RLOO_STEP_SCALE
+    if np.ptp(scores) < 1e-9:
         return scores.copy(), np.inf
-    return (scores.sum() - scores) / (len(scores) - 1), 1.0 / step_scale
+    return (scores.sum() - scores) / (len(scores) - 1), 1.0 / RLOO_STEP_SCALE
 
 
 def step_advantage_BT(
