@@ -72,9 +72,9 @@ def test_among_equals_by_hand():
     # Right ones have s = (1, 0), wrong ones s = (1, -1): each pair apart, m = 1/2, d = 0.7071 and m = 0, d = 1.4142.
     adv_BT = advantage("among_equals", (1,), (1, -1), (1,), (-1,), right=[True, True, False, False])
     np.testing.assert_allclose(adv_BT[:, 0], [0.70711, -0.70711, 0.70711, -0.70711], atol=1e-5)
-    # One right solution alone keeps its score, as one reward alone does.
+    # One right solution alone is compared with none.
     adv_BT = advantage("among_equals", (1,), (1, -1), (-1,), right=[True, False, False])
-    np.testing.assert_allclose(adv_BT[:, 0], [1, 0.70711, -0.70711], atol=1e-5)
+    np.testing.assert_allclose(adv_BT[:, 0], [0, 0.70711, -0.70711], atol=1e-5)
 
 
 def test_rloo_compares_with_the_others():
