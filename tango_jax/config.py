@@ -27,6 +27,7 @@ GONE: dict[str, Any] = {
     "rl.teacher_weight": 0.5,
     "task.easy_error": 0.02,
     "task.row_format": "",
+    "ROLE.loss.step_scale": 10.0,
     "ROLE.model.head_dtype": "float32",
     "ROLE.model.head_dim": lambda role: role.get("model.width", 0) // role.get("model.num_heads", 1),
     "ROLE.model.max_position": 4096,

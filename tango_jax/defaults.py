@@ -62,6 +62,9 @@ TASK: Group = {
     "reading_error": Key(0.55, SHARE, "Synthetic: how often the verifier's teacher misreads a hard letter or swap."),
     "claim_noise": Key(0.15, SHARE, "Synthetic: how often steps in the verifier's stage 1 name a random letter or "
                        "state."),
+    "double_steps": Key(0.0, SHARE, "Synthetic: how often a step of the teachers names two words or makes two swaps, "
+                        "so that solutions of one problem differ in their number of steps. The generator's teacher "
+                        "errs twice as often in these. 0: never."),
 }
 
 RL: Group = {

@@ -113,7 +113,6 @@ LOSS: Group = {
                      "approved, it favours few steps. solutions: by the share of approved steps. minimum: by the worst "
                      "step to come. among_equals: as solutions, with right and wrong solutions apart. first_error: by "
                      "the steps before the first rejected one."),
-    "step_scale": Key(10.0, NOT_NEGATIVE, "With rloo, the factor of step advantages."),
     "aggregation": Key("token_mean", OneOf(("token_mean", "seq_mean", "seq_sum_norm")), "How the losses of tokens "
                        "become one. token_mean: the mean over tokens; seq_mean: the mean over sequences of each "
                        "sequence's mean; seq_sum_norm: the mean over sequences of each sum / max_response."),

@@ -12,6 +12,7 @@ import numpy as np
 # As in verl; also that variances have ddof=1, and that a single value has mean 0 and standard deviation 1.
 GROUP_EPS = 1e-6
 WHITEN_EPS = 1e-8
+RLOO_STEP_SCALE = 10.0  # as published
 # A class counts as at least this share of all labels, so one class weighs at most 10 times the other.
 MIN_CLASS_SHARE = 0.01
 
@@ -101,7 +102,7 @@ def rloo_outcome_B(reward_B: np.ndarray, group_size: int) -> np.ndarray:
 
 def rloo_step_BT(
     step_reward_BT: np.ndarray, is_step_end_BT: np.ndarray, is_action_BT: np.ndarray, group_size: int,
-    step_scale: float,
+    step_scale: float = RLOO_STEP_SCALE,
 ) -> np.ndarray:
     """Step advantage of RL Tango with RLOO (arXiv 2505.15034), float32 [B, T]: n/(n-1) * (r - mean) with n the number
     of step elements of the group, then reward-to-go, times step_scale."""

@@ -63,9 +63,9 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({
     "rloo": Algorithm(
         lambda reward_B, is_action_BT, M, loss: _on_actions(advantages.rloo_outcome_B(reward_B, M), is_action_BT),
         lambda reward_BT, is_end_BT, is_action_BT, M, loss: advantages.rloo_step_BT(
-            reward_BT, is_end_BT, is_action_BT, M, loss.step_scale),
+            reward_BT, is_end_BT, is_action_BT, M),
         formula="M / (M - 1) x (reward - mean of the group)", compares_groups_alone=True,
-        baseline_fn=lambda scores, loss: leave_one_out_baseline(scores, loss.step_scale),
+        baseline_fn=lambda scores, loss: leave_one_out_baseline(scores),
     ),
     "reinforce_pp": Algorithm(
         lambda reward_B, is_action_BT, M, loss: advantages.reinforce_pp_outcome_BT(reward_B, is_action_BT),

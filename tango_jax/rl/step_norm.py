@@ -16,7 +16,7 @@ from typing import Any
 import chex
 import numpy as np
 
-from tango_jax.rl.advantages import GROUP_EPS, check_groups, reward_to_go_BT
+from tango_jax.rl.advantages import GROUP_EPS, RLOO_STEP_SCALE, check_groups, reward_to_go_BT
 
 ELEMENTS = "elements"  # the published form: that of the algorithm (rl/algorithms.py)
 
@@ -35,7 +35,7 @@ def solutions_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.nda
 
 def minimum_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.ndarray:
     """The worst step (after PURE, arXiv 2504.15275): a token gets the lowest y still to come, minus b; 0 after the last
-    step. Neither few nor trivial steps raise it."""
+    step. Neither few nor trivial steps raise it. PURE gives 0 after the worst step, and shares ties among the steps."""
     value_T = np.zeros(y_T.shape, np.float64)
     lowest, first = np.minimum.accumulate(y_T[ends][::-1])[::-1], 0
     for end, low in zip(ends, lowest, strict=True):
@@ -45,8 +45,10 @@ def minimum_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.ndarr
 
 
 def first_error_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.ndarray:
-    """The steps before the first rejected one (after VPPO, arXiv 2601.18984). Tokens before it get the share of steps
-    before it, minus b, at least 0; the step itself gets -1, later tokens 0. Without a rejected step all get 1 - b."""
+    """The steps before the first rejected one (the idea of VPPO, arXiv 2601.18984). Tokens before it get the share of
+    steps before it, minus b, at least 0; the step itself gets -1, later tokens 0. Without a rejected step all get 1 -
+    b. VPPO looks for the error in wrong solutions alone, gives the steps before it a constant, and punishes all later
+    tokens alike."""
     value_T = np.zeros(y_T.shape, np.float64)
     rejected = np.flatnonzero(y_T[ends] < 0)
     right = int(rejected[0]) if rejected.size else len(ends)
@@ -92,13 +94,14 @@ def standard_baseline(scores: np.ndarray, use_std: bool) -> tuple[np.ndarray, fl
     return np.full(len(scores), scores.mean()), (scores.std(ddof=1) + GROUP_EPS) if use_std else 1.0
 
 
-def leave_one_out_baseline(scores: np.ndarray, step_scale: float) -> tuple[np.ndarray, float]:
-    """RLOO: the mean of the other scores, times step_scale; 0 for one alone, nothing where all are equal."""
+def leave_one_out_baseline(scores: np.ndarray) -> tuple[np.ndarray, float]:
+    """RLOO: the mean of the other scores, times the scale of RLOO's step advantages; 0 for one alone, nothing where all
+    are equal."""
     if len(scores) == 1:
-        return np.zeros(1), 1.0 / step_scale if step_scale else np.inf
-    if np.ptp(scores) < 1e-9 or not step_scale:
+        return np.zeros(1), 1.0 / RLOO_STEP_SCALE
+    if np.ptp(scores) < 1e-9:
         return scores.copy(), np.inf
-    return (scores.sum() - scores) / (len(scores) - 1), 1.0 / step_scale
+    return (scores.sum() - scores) / (len(scores) - 1), 1.0 / RLOO_STEP_SCALE
 
 
 def step_advantage_BT(
@@ -108,8 +111,9 @@ def step_advantage_BT(
 ) -> np.ndarray:
     """The step advantage of a form of FORMS, float32 [B, T].
 
-    `among_equals` compares right solutions with right ones and wrong with wrong (after PAPO, arXiv 2603.26535, and
-    PROGRS, arXiv 2604.02341): no step reward makes a wrong solution better than a right one.
+    `among_equals` compares right solutions with right ones and wrong with wrong, so that the mean step advantage is the
+    same of both; a solution without another of its kind gets 0. (PAPO, arXiv 2603.26535, does so with the right ones,
+    PROGRS, arXiv 2604.02341, with the wrong ones.)
 
     Args:
         baseline_fn: (scores, loss) -> (what is subtracted from each score, what the difference is divided by).
@@ -126,7 +130,7 @@ def step_advantage_BT(
         with_steps = [row for row in range(start, start + size) if ends_B[row].size]
         by_outcome = [[row for row in with_steps if is_right_B[row] == right] for right in (True, False)]
         for rows in by_outcome if form == "among_equals" else [with_steps]:
-            if not rows:
+            if not rows or (len(rows) == 1 and form == "among_equals"):
                 continue
             scores = np.array([score_of(y_BT[row, ends_B[row]]) for row in rows])
             baselines, scale = baseline_fn(scores, loss)

@@ -20,9 +20,31 @@ SPLITS = {
     "sft_informed_heldout": 15,
 }
 
+DOUBLE_ERROR = 2  # times as often as elsewhere, a teacher errs where a step makes two moves
 EASY_ERROR = 0.02  # error rate of the synthetic teachers on what is not hard
 
 
 def example_rng(seed: int, split: str, index: int, stream: int = 0) -> np.random.Generator:
     """The random generator of an example. Another `stream` gives other examples."""
     return np.random.default_rng((seed, SPLITS[split], index, stream))
+
+
+def draw_step_sizes(rng: np.random.Generator, moves: int, double_steps: float) -> list[int]:
+    """How many of the moves each step of a teacher's solution makes: two with probability `double_steps`, else one."""
+    if not double_steps:
+        return [1] * moves
+    sizes = []
+    while (left := moves - sum(sizes)) > 0:
+        sizes.append(2 if left > 1 and rng.random() < double_steps else 1)
+    return sizes
+
+
+def by_step(moves: list, sizes: list[int]) -> list[list]:
+    """The moves of each step."""
+    moves = iter(moves)
+    return [[next(moves) for _ in range(size)] for size in sizes]
+
+
+def written_sizes(solution: str, move: str) -> list[int]:
+    """How often each step of a well-formed solution has the text `move`, which every move has once."""
+    return [step.count(move) for step in solution.split("</step>")[:-1]]

@@ -146,12 +146,12 @@ def _make_synthetic(config: ConfigDict) -> Task:
             problem, solution = module.generator_example(sft, seed, name, index)
             return SftExample(problem, "", 0, solution)
         problem, solution, verification = module.verifier_example(sft, seed, name, index)
-        return SftExample(problem, solution, problem.size, verification)
+        return SftExample(problem, solution, _num_steps(solution), verification)
 
     def further_example(prompt: str, split: str, index: int) -> SftExample:
         name = f"sft_{prompt}" + ("" if split == "train" else "_heldout")
         problem, solution, verification, response = module.further_example(sft, seed, name, index, prompt)
-        return SftExample(problem, solution, problem.size, response, prompt, verification)
+        return SftExample(problem, solution, _num_steps(solution), response, prompt, verification)
 
     return Task(
         name=task.name,
@@ -175,6 +175,10 @@ def _make_synthetic(config: ConfigDict) -> Task:
             if task[f"verifier_{main}"] else None
         ),
     )
+
+
+def _num_steps(solution: str) -> int:
+    return solution.count("</step>")
 
 
 def _shown(sizes: Range) -> str:

@@ -45,6 +45,9 @@ class Evaluation(NamedTuple):
     verifier_live_step_f1: float | None = None  # of sampled judgements of these; None in the warm-up
     groups_without_signal: float | None = None
     alpha: float | None = None  # weight of the step rewards
+    steps_mean: float | None = None  # steps of a sampled solution
+    steps_approved: float | None = None  # share of these that are approved
+    verifier_live_accept_gap: float | None = None  # tracking/scores.py; None in the warm-up
     setup: str = ""  # `setup_of` the run
     method: str = ""  # `method_of` the run
     problems: str = ""  # contents of the files of problems and prompts
@@ -72,6 +75,7 @@ SETUP_IN_WORDS = ("other problems, another model, stage 1 or prompt, or turns of
 _COUNTS = ("start", "seed", "turn", "generator_step", "sampled_tokens")
 _OPTIONAL = tuple(Evaluation._field_defaults)
 _MAY_BE_EMPTY = ("verifier_step_f1", "verifier_outcome_f1", *_OPTIONAL)
+UNKNOWN_BETWEEN = tuple(name for name in _MAY_BE_EMPTY if name not in _DIGESTS)  # where a row is interpolated
 
 
 def evaluations_of(
@@ -93,7 +97,9 @@ def evaluations_of(
             row["generator_step"], int(tokens), seconds, row["generator/accuracy"], row.get("verifier/pool/step_f1"),
             row.get("verifier/pool/outcome_f1"), turn.get("generator/reward/outcome"),
             None if is_warmup_ahead else turn.get("verifier/live_step_f1"),
-            turn.get("generator/groups_without_signal"), turn.get("generator/alpha"), *digests,
+            turn.get("generator/groups_without_signal"), turn.get("generator/alpha"), turn.get("generator/steps_mean"),
+            turn.get("generator/steps_approved"), None if is_warmup_ahead else turn.get("verifier/live_accept_gap"),
+            *digests,
         ))
     return found
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tango_jax.tracking.curves import Series, at_common_x
-from tango_jax.tracking.evaluations import Evaluation, digests_of
+from tango_jax.tracking.evaluations import UNKNOWN_BETWEEN, Evaluation, digests_of
 from tango_jax.tracking.intervals import (
     MIN_FOR_INTERVAL,
     Estimate,
@@ -57,8 +57,7 @@ class Curve(NamedTuple):
         share = (step - before.generator_step) / (after.generator_step - before.generator_step)
         between = {name: (1 - share) * getattr(before, name) + share * getattr(after, name)
                    for name in ("sampled_tokens", "seconds", "accuracy")}
-        unknown = dict.fromkeys(("verifier_step_f1", "verifier_outcome_f1", "sampled_accuracy", "verifier_live_step_f1",
-                                 "groups_without_signal", "alpha"))
+        unknown = dict.fromkeys(UNKNOWN_BETWEEN)
         return Curve((*kept, before._replace(generator_step=step, **between, **unknown)))
 
 

@@ -55,7 +55,8 @@ def verifier_scores(solutions: Sequence[Solution], verifications: Sequence[Verif
     """Step scores against gold labels (if any), outcome scores against the grader, and rates.
 
     A misaligned verification judges no steps: each counts as a prediction of None. `right_verdict_wrong_steps`: the
-    share of right verdicts of aligned verifications with a wrong step.
+    share of right verdicts of aligned verifications with a wrong step. `accept_gap`: the share of right solutions of
+    which no step is rejected, minus that of wrong ones (J of arXiv 2601.04411); left out unless there are both.
     """
     verdicts = [v.verdict for v in verifications]
     predicted = [VERDICTS[verdict] for verdict in verdicts]
@@ -67,6 +68,12 @@ def verifier_scores(solutions: Sequence[Solution], verifications: Sequence[Verif
         "rate_misaligned": float(np.mean([not v.is_aligned for v in verifications])),
         "format": float(np.mean([v.format_score for v in verifications])),
     }
+    accepted = {True: [], False: []}
+    for solution, v in zip(solutions, verifications, strict=True):
+        if v.is_aligned:
+            accepted[bool(solution.is_correct)].append(False not in v.judgements)
+    if all(accepted.values()):
+        scores["accept_gap"] = float(np.mean(accepted[True]) - np.mean(accepted[False]))
     if all(solution.gold_steps is not None for solution in solutions):
         judged, gold, misjudged = [], [], []
         for solution, v in zip(solutions, verifications, strict=True):

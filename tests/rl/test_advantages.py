@@ -157,7 +157,6 @@ def test_step_dispatch():
     assert first("grpo") == pytest.approx(-0.872872, abs=3e-6)
     assert first("grpo", use_std=False) == pytest.approx(-2 / 3)
     assert first("rloo") == pytest.approx(-10.0)
-    assert first("rloo", step_scale=1.0) == pytest.approx(-1.0)
     # REINFORCE++: returns of the 10 action tokens 0, -1/2, -1/2, 0, 0 | 1, 1, 1, 0, 0: mean 0.2, squared deviations
     # 3.5 - 10 * 0.04 = 3.1, / 9 = 0.3444444, std 0.5868939; -0.2 / 0.5868939 = -0.3407771
     assert first("reinforce_pp") == pytest.approx(-0.340777, abs=1e-6)

@@ -1,7 +1,9 @@
 """The synthetic task: pure functions of an index, gold labels by hand, and teachers as imperfect as configured."""
 
+import dataclasses
 import re
 import string
+from collections import Counter
 
 import pytest
 
@@ -163,15 +165,15 @@ def test_texts_are_as_written():
     config = LastLetterConfig((2, 2), (3, 3), 0.0, 0.0, 0.0)
     first, second = words_of(last_letter.problem(config, 0, "rl", 0).question)
     assert last_letter.problem(config, 0, "rl", 0).question == f"{first}#1 {second}#2"
-    assert last_letter.solution_text(["t", "h"]) == (
+    assert last_letter.solution_text(["t", "h"], [1, 1]) == (
         "<think><step>#1 ends in t</step><step>#2 ends in h</step></think><answer>\\boxed{th}</answer>"
     )
-    assert last_letter.verification_text(["t", "g"], ["t", "h"]) == (
+    assert last_letter.verification_text(["t", "g"], ["t", "h"], [1, 1]) == (
         "<step_verification><step>#1 reads t, says t \\boxed{CORRECT}</step>"
         "<step>#2 reads g, says h \\boxed{INCORRECT}</step></step_verification>"
         "<final_verification>\\boxed{INCORRECT}</final_verification>"
     )
-    assert last_letter.verification_text(["u"], ["u"]) == (
+    assert last_letter.verification_text(["u"], ["u"], [1]) == (
         "<step_verification><step>#1 reads u, says u \\boxed{CORRECT}</step></step_verification>"
         "<final_verification>\\boxed{CORRECT}</final_verification>"
     )
@@ -298,3 +300,92 @@ def test_prompts_of_another_template_are_counted(tmp_path):
     config.generator.template = str(template)
     with pytest.raises(ValueError, match=r"task\.sft_words=\(1, 2\), .* has at least \d+ tokens, .*max_prompt=104: "):
         make_task(config, tokenizers)
+
+
+# ------------------------------------------------------------------------------- a number of steps that is free
+
+FREE = LastLetterConfig((2, 8), (3, 3), hard_error=0.3, easy_error=0.1, reading_error=0.0, double_steps=0.5)
+
+
+@pytest.mark.parametrize("steps, kinds", [
+    (("#1 ends in t and #2 ends in g", "#3 ends in d"), ("two at once: easy letter", "hard letter")),
+    (("#1 ends in t", "#2 ends in g and #3 ends in d"), ("easy letter", "two at once: hard letter")),
+    (("#1 ends in u and #2 ends in g", "#3 ends in d"), ("two at once: next letter of the alphabet", "hard letter")),
+    (("#1 ends in t and #2 ends in x", "#3 ends in d"), ("two at once: another letter", "hard letter")),
+    (("#2 ends in g and #3 ends in d", "#3 ends in d"), ("two at once: another number", "hard letter")),
+    (("#1 ends in t", "#1 ends in t", "#2 ends in g"), ("easy letter", "another number", "another number")),
+    (("#1 ends in t", "g", "#3 ends in d"), ("easy letter", "another form", "hard letter")),
+    (("#1 ends in t and #2 ends in g and #3 ends in d",), ("another form",)),
+    (("#3 ends in d and #4 ends in t",), ("two at once: another number",)),
+    ((" and #1 ends in t",), ("another form",)),
+])  # fmt: skip
+def test_a_step_of_two_words_goes_on_at_the_word_that_is_due(steps, kinds):
+    problem = Problem("p", "cat#1 dog#2 bad#3", "tgd", size=3)
+    assert last_letter.step_kinds(problem, steps) == kinds
+    right = tuple(kind.endswith(("easy letter", "hard letter")) for kind in kinds)
+    assert last_letter.gold_steps(problem, steps) == right
+
+
+def test_teachers_mix_steps_of_one_and_two_words_and_err_twice_as_often_in_these():
+    moves, wrong, sizes = [0, 0], [0, 0], Counter()
+    for index in range(EXAMPLES):
+        problem, text = last_letter.generator_example(FREE, 0, "sft_generator", index)
+        steps = re.findall(r"<step>(.*?)</step>", text)
+        named = [re.findall(r"#(\d+) ends in ([a-z])", step) for step in steps]
+        assert [int(k) for step in named for k, _ in step] == list(range(1, problem.size + 1))
+        assert problem.size / 2 <= len(steps) <= problem.size
+        assert parse_solution(text, min_steps=1).answer == "".join(letter for step in named for _, letter in step)
+        for step in named:
+            for k, letter in step:
+                moves[len(step) - 1] += 1
+                wrong[len(step) - 1] += letter != words_of(problem.question)[int(k) - 1][-1]
+        sizes[len(named[0])] += 1
+    assert sizes[2] / sizes.total() == pytest.approx(0.5, abs=0.04)
+    # 9 of 26 letters are hard: 0.3 * 9 / 26 + 0.1 * 17 / 26 = 0.169.
+    assert wrong[0] / moves[0] == pytest.approx(0.169, abs=0.02)
+    assert wrong[1] / moves[1] == pytest.approx(2 * 0.169, abs=0.02)
+
+
+def test_every_step_of_two_words_is_judged_once_by_both_of_its_letters():
+    seen = set()
+    for index in range(200):
+        problem, solution, text = last_letter.verifier_example(
+            dataclasses.replace(FREE, easy_error=0.0), 0, "sft_verifier", index
+        )
+        steps = tuple(re.findall(r"<step>(.*?)</step>", solution))
+        parsed = parse_verification(text, num_steps=len(steps))
+        assert parsed.aligned and parsed.format_score == 1.0
+        assert parsed.judgements == last_letter.gold_steps(problem, steps)
+        seen |= {(" and " in step, right) for step, right in zip(steps, parsed.judgements, strict=True)}
+    assert len(seen) == 4
+
+
+def test_steps_of_two_words_fit_the_bounds_and_survive_the_tokenizer():
+    tokenizer = load_sentencepiece(train_sentencepiece(last_letter.ALPHABET, last_letter.symbols(8, 0.5)))
+    longest = last_letter.longest_texts(8, 3)
+    for index in range(100):
+        for prompt in ("second_try", "second_judgement", "informed"):
+            problem, *texts = last_letter.further_example(FREE, 0, "sft_second_try", index, prompt)
+            for text, most in zip(texts, ("generator", "verifier", ""), strict=True):
+                ids = tokenizer.encode_response(text)
+                assert tokenizer.decode(ids[:-1]) == text
+                assert not most or len(ids) <= longest[f"{most} response"]
+
+
+def test_the_number_of_steps_of_stage_ones_examples_is_counted():
+    config = default_config()
+    config.task.double_steps = 0.5
+    made = make_task(config, {})
+    examples = [made.sft_example("verifier", "train", index) for index in range(50)]
+    assert all(example.num_steps == example.response.count("<step>") for example in examples)
+    assert any(example.num_steps < example.problem.size for example in examples)
+    assert made.further_example("second_try", "train", 1).num_steps == made.further_example(
+        "second_try", "train", 1).solution.count("<step>")  # fmt: skip
+
+
+def test_without_double_steps_texts_and_tokens_are_those_of_before():
+    """A first token of the new kind would move the ids of all runs."""
+    assert " and " not in last_letter.symbols(8)
+    for index in range(100):
+        _, text = last_letter.generator_example(CONFIG, 0, "sft_generator", index)
+        assert " and " not in text

@@ -1,5 +1,6 @@
 """State tracking: gold labels and states worked by hand, pure functions of an index, teachers as imperfect as set."""
 
+import dataclasses
 import itertools
 import re
 from collections import Counter
@@ -169,15 +170,15 @@ def test_texts_are_as_written():
     assert state_tracking.question_parts(QUESTION) == ("abcde", [(1, 3), (2, 5), (1, 4)])
     assert state_tracking.true_states("abcde", [(1, 3), (2, 5), (1, 4)]) == ["cbade", "ceadb", "deacb"]
     swaps = [(1, 3), (2, 5)]
-    assert state_tracking.solution_text(swaps, ["cbade", "ceadb"]) == (
+    assert state_tracking.solution_text(swaps, ["cbade", "ceadb"], [1, 1]) == (
         "<think><step>#1 1-3 cbade</step><step>#2 2-5 ceadb</step></think><answer>\\boxed{ceadb}</answer>"
     )
-    assert state_tracking.verification_text(swaps, ["cbade", "ceadb"], ["cbade", "cebad"]) == (
+    assert state_tracking.verification_text(swaps, ["cbade", "ceadb"], ["cbade", "cebad"], [1, 1]) == (
         "<step_verification><step>#1 1-3 cbade, says cbade \\boxed{CORRECT}</step>"
         "<step>#2 2-5 ceadb, says cebad \\boxed{INCORRECT}</step></step_verification>"
         "<final_verification>\\boxed{INCORRECT}</final_verification>"
     )
-    assert state_tracking.verification_text(swaps[:1], ["cbade"], ["cbade"]) == (
+    assert state_tracking.verification_text(swaps[:1], ["cbade"], ["cbade"], [1]) == (
         "<step_verification><step>#1 1-3 cbade, says cbade \\boxed{CORRECT}</step></step_verification>"
         "<final_verification>\\boxed{CORRECT}</final_verification>"
     )
@@ -490,3 +491,46 @@ def test_the_shipped_config_takes_any_range_up_to_its_largest(ranges):
 def test_a_mistaken_range_or_limit_is_refused_by_name(override, message):
     with pytest.raises(ValueError, match=message):
         validate(load_config(f"{ROOT}/configs/state_tracking.py", [override]))
+
+
+# ------------------------------------------------------------------------------- a number of steps that is free
+
+FREE = StateTrackingConfig((2, 8), hard_error=0.4, easy_error=0.1, reading_error=0.0, double_steps=0.5)
+
+
+@pytest.mark.parametrize("steps, kinds", [
+    (("#1 1-3 #2 2-5 ceadb", "#3 1-4 deacb"), ("two at once: hard swap", "hard swap")),
+    (("#1 1-3 cbade", "#2 2-5 #3 1-4 deacb"), ("easy swap", "two at once: hard swap")),
+    (("#1 1-3 #2 2-5 cebad", "#3 1-4 aebcd"), ("two at once: letters shifted, not swapped", "hard swap")),
+    (("#1 1-3 #2 2-5 abcde", "#3 1-4 dbcae"), ("two at once: another state", "hard swap")),
+    (("#1 1-3 #3 1-4 dbaec",), ("two at once: another swap",)),
+    (("x", "#2 2-5 aecdb"), ("another form", "hard swap")),
+    (("#3 1-4 dbcae",), ("another swap",)),
+    (("#1 1-3 #2 2-5 #3 1-4 deacb",), ("another form",)),
+    (("#1 1-3 cbade", "#2 2-5 ceadb", "#3 1-4 #4 1-2 edacb"),
+     ("easy swap", "hard swap", "two at once: another swap")),
+])  # fmt: skip
+def test_a_step_of_two_swaps_goes_on_at_the_swap_that_is_due(steps, kinds):
+    assert state_tracking.step_kinds(PROBLEM, steps) == kinds
+    assert state_tracking.gold_steps(PROBLEM, steps) == tuple(kind.endswith(" swap") and "another" not in kind
+                                                              for kind in kinds)  # fmt: skip
+
+
+def test_teachers_of_both_roles_and_second_tries_know_steps_of_two_swaps():
+    sizes = Counter()
+    for index in range(300):
+        problem, solution, text = state_tracking.verifier_example(
+            dataclasses.replace(FREE, easy_error=0.0), 0, "sft_verifier", index
+        )
+        steps = parsed_steps(solution)
+        parsed = parse_verification(text, num_steps=len(steps))
+        assert parsed.aligned and parsed.judgements == state_tracking.gold_steps(problem, steps)
+        sizes[steps[0].count("#")] += 1
+        problem, _, _, again = state_tracking.further_example(FREE, 0, "sft_second_try", index, "second_try")
+        swaps = [swap for step in parsed_steps(again) for swap in re.findall(r"#(\d+) (\d-\d)", step)]
+        assert swaps == re.findall(r"#(\d+) (\d-\d)", problem.question)
+    assert sizes[2] / sizes.total() == pytest.approx(0.5, abs=0.09) and set(sizes) == {1, 2}
+
+
+def parsed_steps(solution: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"<step>(.*?)</step>", solution))

@@ -64,6 +64,7 @@ def test_verifier_scores():
         "step_f1_correct": 6 / 7, "step_f1_incorrect": 1 / 2, "step_f1": 19 / 28, "step_balanced_accuracy": 5 / 8,
         "rate_correct": 1 / 4, "rate_invalid": 1 / 4, "rate_misaligned": 1 / 4, "format": 0.55,
         "right_verdict_wrong_steps": 1 / 2,  # of the first two, whose verdicts are right
+        "accept_gap": 1 / 2,  # one of two right solutions has no rejected step; the only wrong one that is judged has
     })
 
 
@@ -77,6 +78,16 @@ def test_without_gold_steps_there_are_no_step_scores():
     scores = verifier_scores([solution(True, None)], [verification("CORRECT", (T, T))])
     assert {name.split("_")[0] for name in scores} == {"outcome", "rate", "format"}
     assert scores["outcome_f1_correct"] == 1.0
+
+
+def test_the_gap_of_acceptance_needs_solutions_of_both_kinds():
+    accepted, rejected = verification("CORRECT", (T,)), verification("INCORRECT", (F,))
+    right, wrong = solution(True, (T,)), solution(False, (F,))
+    assert "accept_gap" not in verifier_scores([right, right], [accepted, rejected])
+    assert verifier_scores([right, wrong], [accepted, rejected])["accept_gap"] == 1.0
+    assert verifier_scores([right, wrong], [rejected, accepted])["accept_gap"] == -1.0
+    # An acceptance by the verdict alone is none.
+    assert verifier_scores([right, wrong], [verification("CORRECT", (F,)), rejected])["accept_gap"] == 0.0
 
 
 def test_generator_scores():
