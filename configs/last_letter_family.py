@@ -93,7 +93,7 @@ def get_config(argument: str = "") -> ConfigDict:
     if part != made_by:
         made = {start: f"runs/family/{task}/{made_by}/stage_one/data_seed={start},{kind}" for start in chosen}
         own["start"] = {str(start): {"task.data_seed": start, "generator.init_from": folder,
-                                     "verifier.init_from": folder} for start, folder in made.items()}  # fmt: skip
+                                     "verifier.init_from": folder} for start, folder in made.items()}
     else:
         own["task.data_seed"] = chosen
     config.ablation.grid = own

@@ -18,7 +18,7 @@ RATE = 7e-4  # chosen by :rates, see results/adapters.md
 def with_rank(rank: int, rate: float = RATE) -> dict:
     """The settings of a cell of the grid."""
     return {f"{role}.{key}": value for role in ("generator", "verifier")
-            for key, value in (("model.lora.rank", rank), ("optimizer.lora_lr", rate), ("sft.full", True))}  # fmt: skip
+            for key, value in (("model.lora.rank", rank), ("optimizer.lora_lr", rate), ("sft.full", True))}
 
 
 def get_config(argument: str = "") -> ConfigDict:

@@ -30,7 +30,7 @@ def get_config(
                           "model: runs/tiny, after python -m tango_jax.train --config=tiny)"],
     problems: Annotated[str, "a file of rows such as {\"question\": \"3 + 4?\", \"answer\": \"7\"}, in JSONL, JSON or "
                              "parquet, or a hub id"],
-) -> ConfigDict:  # fmt: skip
+) -> ConfigDict:
     config = default_config()
     config.task.name, config.task.train = "math", problems
     for role in (config.generator, config.verifier):

@@ -37,7 +37,7 @@ def get_config(argument: str = "") -> ConfigDict:
     roles = ("generator", "verifier")
     adapters = {f"{role}.{key}": value for role in roles for key, value in (
         ("model.lora.rank", RANK), ("optimizer.lora_lr", RATIO * config[role].optimizer.lr), ("sft.full", True),
-    )}  # fmt: skip
+    )}
     settings = {"full": {}, "adapters": adapters}
     config.ablation.arms, config.ablation.seeds = arms, (0, 1)
     config.ablation.grid = {

@@ -29,6 +29,12 @@ def validate(config: ConfigDict) -> None:
     with mistakes.collected():
         check_values(flatten(config))
     _check_rl(config.rl, mistakes)
+    loss, judge = config.generator.loss, config.rl.judge
+    mistakes.require(
+        judge == "all" or loss.algorithm != "reinforce_pp" or loss.step_norm != "elements",
+        f"rl.judge={judge} leaves solutions without step rewards, and generator.loss.algorithm=reinforce_pp with "
+        "generator.loss.step_norm=elements compares with these as zeros: set rl.judge=all, or another step_norm",
+    )
     _check_turns(config, mistakes)
     _check_watching(config.loggers, config.compare_with, mistakes)
     for name in ("arms", "seeds"):

@@ -51,8 +51,6 @@ def second_try_reward(t: Turn, tries: Responses) -> Rewards:
     """
     both = outcome_reward(tries, t.rl)
     metrics = outcome_reward([one for one in tries if one.after is None], t.rl).metrics
-    if all(one.after is None for one in tries):
-        return both._replace(metrics=metrics)
     gain_B = np.array([0.0 if one.after is None else float(one.is_right) - float(one.after.of.is_right)
                        for one in tries], np.float32)
     reward_B = (both.reward_B + IMPROVEMENT_WEIGHT * gain_B).astype(np.float32)

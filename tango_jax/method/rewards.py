@@ -87,12 +87,15 @@ def step_metrics(rewards: Sequence[StepRewards], alpha: float | np.ndarray) -> d
     }
 
 
-def step_count_metrics(lesson: Lesson) -> dict[str, float]:
-    """`step_count_corr` of a lesson with step rewards and a term "steps"; nothing of others."""
+def step_count_metrics(lesson: Lesson, mask_overlong: bool) -> dict[str, float]:
+    """`step_count_corr` of a lesson with step rewards and a term "steps"; nothing of others. `mask_overlong`: truncated
+    responses are not trained on."""
     if not lesson.step_rewards or "steps" not in lesson.terms:
         return {}
     count_B = np.array([len(solution.step_ends) for solution in lesson.responses])
     has_steps_B = np.any([one.is_end_BT.any(axis=1) for one in lesson.step_rewards], axis=0)
+    if mask_overlong:
+        has_steps_B &= ~np.asarray(lesson.responses.rollout.is_truncated_B)
     adv_B = np.asarray(lesson.terms["steps"][1])[:, 0]
     correlation = step_count_corr(adv_B, count_B, has_steps_B, lesson.responses.groups())
     return {} if correlation is None else {"generator/step_count_corr": correlation}

@@ -1,7 +1,7 @@
 """JSON objects for rollouts/*.jsonl: one per trained response of a turn, or per problem of an evaluation."""
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,23 +22,31 @@ ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_
 def turn_rows(
     config: ConfigDict, place: Place, result: TurnResult, formula: str = "", step_kinds_fn: StepKinds = None
 ) -> list[dict]:
-    """Every rollout of a turn. `formula`: the outcome advantage. A second try stands in the row of the first."""
+    """Every rollout of a turn. `formula`: the outcome advantage. A second try stands in the row of the first, and so do
+    others after it ("later_tries")."""
     items = _items(result, step_kinds_fn)
     learner, reward = result.lesson.responses, result.lesson.reward
     trained = {id(record) for record in learner}
-    later = {id(record.after.of): b for b, record in enumerate(learner) if _is_later_try(record, trained)}
+    later: dict[int, list[int]] = {}  # by the try before
+    for b, record in enumerate(learner):
+        if _is_later_try(record, trained):
+            later.setdefault(id(record.after.of), []).append(b)
+
+    def tries_after(record: Any) -> Iterator[dict]:
+        for b in later.get(id(record), ()):
+            yield items.of(learner[b]) | {"reward": _reward(reward, b), "advantage": _advantage(result, b)}
+            yield from tries_after(learner[b])
+
     mask_overlong, rows = config[place.role].loss.mask_overlong, []
     for number, members in enumerate(learner.groups()):
         group = _group(reward.reward_B[members])
-        firsts = [b for b in members if b not in later.values()]
+        firsts = [b for b in members if not _is_later_try(learner[b], trained)]
         for sample, b in enumerate(firsts):
             record = learner[b]
             row = group | _content(record, b, items, result.lesson)
             row |= {"reward": _reward(reward, b), "formula": formula, "advantage": _advantage(result, b)}
-            if (second := later.get(id(record))) is not None:
-                row["second_try"] = items.of(learner[second]) | {
-                    "reward": _reward(reward, second), "advantage": _advantage(result, second)
-                }
+            if tries := list(tries_after(record)):
+                row |= {"second_try": tries[0]} | ({"later_tries": tries[1:]} if tries[1:] else {})
             row["notes"] = _notes(row, mask_overlong and record.is_truncated)
             rows.append({"group": number, "sample": sample} | row)
     place_of = {

@@ -24,7 +24,7 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
     """
     by_name: dict[str, list[Responses]] = {}
     for responses in t.sampled:
-        by_name.setdefault(responses.name, []).extend([responses] * (len(responses) > 0))
+        by_name.setdefault(responses.name, []).extend([responses] * bool(responses.metrics))
     own = {}
     if t.role == "generator" and (solved := t.everything("generator")):
         own["generator/steps_mean"] = np.mean([len(solution.steps) for one in solved for solution in one])
@@ -39,7 +39,7 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
         own |= {f"{prefix}{name}": value for name, value in scores.items()}
         if prefix == "verifier/judged_":
             own["verifier/judged_solutions_correct"] = np.mean([one.of.is_correct for one in records])
-    own |= step_count_metrics(lesson)
+    own |= step_count_metrics(lesson, t.config[t.role].loss.mask_overlong)
     metrics: dict[str, float] = {}
     of_responses = [over_batches([one.metrics for one in same]) for same in by_name.values()]
     for part in (*of_responses, own, t.metrics, lesson.reward.metrics, lesson.metrics, updates):

@@ -117,7 +117,7 @@ function rawTexts(rollout, verification, paints) {
 }
 
 // A second try of the problem, and what the verifier said of its own verification, where an arm has them.
-function furtherCards({ second_try: second, second_judgement: again }) {
+function furtherCards({ second_try: second, later_tries: later = [], second_judgement: again }) {
   const card = (title, badges, text) =>
     h(
       "section",
@@ -128,13 +128,11 @@ function furtherCards({ second_try: second, second_judgement: again }) {
     );
   const note = (text) => h("span", { class: "badge none" }, text);
   const accepted = again?.judgements.filter(Boolean).length;
+  const tryCard = (title, one) =>
+    card(title, [gradeBadge(one), one.reward && note(`reward ${one.reward.total.toFixed(2)}`)], one.text);
   return [
-    second &&
-      card(
-        "Second try, after the verdict INCORRECT",
-        [gradeBadge(second), second.reward && note(`reward ${second.reward.total.toFixed(2)}`)],
-        second.text,
-      ),
+    second && tryCard("Second try, after the verdict INCORRECT", second),
+    ...later.map((one) => tryCard("A later try", one)),
     again &&
       card(
         "The verification, judged once more",

@@ -295,6 +295,7 @@ MISTAKES = [
     ("rl.judge=silent rl.dynamic_sampling=1", r"judge=silent judges groups whose answers are all right or all wr"),
     ("arm=second_try generator.loss.algorithm=reinforce_pp",
      r"groups of different sizes, and generator\.loss\.algorithm=reinforce_pp cannot: choose an algo"),
+    ("rl.judge=failed generator.loss.algorithm=reinforce_pp", r"rl\.judge=failed leaves solutions without step rew"),
     ("rl.judge=some", r"rl\.judge='some' is not one of all, silent, failed"),
     ("task.min_steps=-1", r"task\.min_steps=-1 must be at least 0"),
     ("loggers.wandb=me/tango", r"loggers\.wandb='me/tango' is no project name: W&B allows no / in it"),

@@ -51,6 +51,17 @@ def test_nothing_rejected_is_nothing_tried_again():
     assert lesson.reward.metrics["second_try/final_accuracy"] == 0.5
 
 
+def test_batches_with_and_without_second_tries_are_chosen_from_alike():
+    """Of two batches of dynamic sampling, one is all accepted, and one has a rejected solution."""
+    said = {"generator": [solution(False), solution(False), solution(False), solution(True)],
+            "verifier": [verification(), verification(), verification("INCORRECT"), verification()],
+            "second_try": [solution(True)]}
+    lesson = solve_twice(turn_of(settings(1, 2, dynamic_sampling=1, outcome_weight=1.0, format_weight=0.0),
+                                 "generator", said))
+    np.testing.assert_allclose(lesson.reward.reward_B, [0, 1, 1.5])
+    assert [term.name for term in lesson.reward.terms][-1] == "improvement"
+
+
 def test_one_group_holds_both_tries():
     t = second_try_turn([False, True, False, False], {0: True, 1: False, 3: False})
     lesson = solve_twice(t)

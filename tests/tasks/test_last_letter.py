@@ -318,7 +318,7 @@ FREE = LastLetterConfig((2, 8), (3, 3), hard_error=0.3, easy_error=0.1, reading_
     (("#1 ends in t and #2 ends in g and #3 ends in d",), ("another form",)),
     (("#3 ends in d and #4 ends in t",), ("two at once: another number",)),
     ((" and #1 ends in t",), ("another form",)),
-])  # fmt: skip
+])
 def test_a_step_of_two_words_goes_on_at_the_word_that_is_due(steps, kinds):
     problem = Problem("p", "cat#1 dog#2 bad#3", "tgd", size=3)
     assert last_letter.step_kinds(problem, steps) == kinds
@@ -380,7 +380,7 @@ def test_the_number_of_steps_of_stage_ones_examples_is_counted():
     assert all(example.num_steps == example.response.count("<step>") for example in examples)
     assert any(example.num_steps < example.problem.size for example in examples)
     assert made.further_example("second_try", "train", 1).num_steps == made.further_example(
-        "second_try", "train", 1).solution.count("<step>")  # fmt: skip
+        "second_try", "train", 1).solution.count("<step>")
 
 
 def test_without_double_steps_texts_and_tokens_are_those_of_before():

@@ -509,11 +509,11 @@ FREE = StateTrackingConfig((2, 8), hard_error=0.4, easy_error=0.1, reading_error
     (("#1 1-3 #2 2-5 #3 1-4 deacb",), ("another form",)),
     (("#1 1-3 cbade", "#2 2-5 ceadb", "#3 1-4 #4 1-2 edacb"),
      ("easy swap", "hard swap", "two at once: another swap")),
-])  # fmt: skip
+])
 def test_a_step_of_two_swaps_goes_on_at_the_swap_that_is_due(steps, kinds):
     assert state_tracking.step_kinds(PROBLEM, steps) == kinds
     assert state_tracking.gold_steps(PROBLEM, steps) == tuple(kind.endswith(" swap") and "another" not in kind
-                                                              for kind in kinds)  # fmt: skip
+                                                              for kind in kinds)
 
 
 def test_teachers_of_both_roles_and_second_tries_know_steps_of_two_swaps():

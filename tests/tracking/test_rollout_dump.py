@@ -172,6 +172,22 @@ def test_second_tries_are_in_the_group_by_which_advantages_are_normalised():
     assert rows[0]["second_try"]["reward"]["total"] == 1.5
 
 
+def test_every_later_try_stands_in_the_row_of_the_first():
+    """Two second tries of the first solution, and a third try after the second of them."""
+    result = result_of(np.float32([0.0, 1.0]), np.zeros((5, 7), np.float32), [solution(), solution(True)],
+                       [verification(), verification("CORRECT")])
+    first, judged = result.sampled
+    second = responses_of("generator", 2, judged.records[:1], [solution(), solution(True)], "second_try")
+    again = responses_of("verifier", 1, second.records[1:], [verification()])
+    third = responses_of("generator", 1, again.records, [solution(True)], "second_try")
+    lesson = Lesson(joined([first, second, third], 8), Rewards(np.float32([0, 1, 2, 3, 4]), {}), {})
+    result = dataclasses.replace(result, sampled=[first, judged, second, again, third], lesson=lesson)
+    rows = turn_rows(config_of(), Place(0, "generator", "generator", 0), result)
+    assert [row["reward"]["total"] for row in rows] == [0, 1]
+    assert rows[0]["second_try"]["reward"]["total"] == 2
+    assert [one["reward"]["total"] for one in rows[0]["later_tries"]] == [3, 4] and "later_tries" not in rows[1]
+
+
 def test_spans_and_judgements_point_into_the_texts():
     row = turn_rows(config_of(), Place(0, "generator", "generator", 0), generator_result())[0]
     written = row["solution"]
