@@ -39,6 +39,6 @@ def get_config(argument: str = "") -> ConfigDict:
         config.rollouts.every = 0
         config.ablation.arms, config.ablation.seeds = arms, (0, 1, 2)
         config.ablation.grid = ({"generator.loss.step_norm": STEP_NORMS} if with_forms else {}) | {
-            "task.data_seed": [int(start) for start in starts.split(",")] if starts else [20, 21, 22]
+            "task.data_seed": [int(start) for start in starts.split(",")] if starts else [40, 41, 42]
         }
     return config
