@@ -94,7 +94,7 @@ def trained_groups(job: Job, role: str) -> tuple[int, int]:
 
 def stage_one_workload(job: Job, role: str, filled: float) -> UpdateWorkload:
     policy, shards = job.policies[role], job.policies[role].placement.num_local_shards
-    shape, count = sft_pack_shape(policy.config), math.ceil(policy.config.sft.batch_size / job.processes)
+    shape, count = sft_pack_shape(policy.config), policy.sft_examples
     lengths = shuffled(evenly_spaced_lengths(count, shape.row_length, filled))
     sequences = [TrainSequence([], np.ones(length, np.int32), np.ones(length, np.float32)) for length in lengths]
     micro_batches = assign_micro_batches(sequences, shape, count, 0, shards)
