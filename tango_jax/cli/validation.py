@@ -69,11 +69,19 @@ def validate(config: ConfigDict) -> None:
 
 
 def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:
-    names = ("model", "checkpoint", "mesh", "init_from")
-    different = [name for name in names if config.generator[name] != config.verifier[name]]
+    generator, verifier = config.generator, config.verifier
+    names = ["model", "checkpoint", "mesh"]
+    if verifier.sft.steps or verifier.init_from:  # else it has what the generator starts from
+        names.append("init_from")
+    different = [name for name in names if generator[name] != verifier[name]]
     said = "verifier.adapter=generator" if config.verifier.adapter == "generator" else f"arm={config.arm}"
     mistakes.require(not different, f"{said} makes both roles one policy, but generator and verifier differ in "
                      f"{', '.join(different)}: give both the same")
+    mistakes.require(
+        verifier.adapter in ("", "generator", generator.adapter), f"{said} makes both roles one policy, which starts "
+        f"from generator.adapter={generator.adapter!r}, and verifier.adapter={verifier.adapter} is another: leave it "
+        "empty, or give both the same",
+    )
 
 
 def _check_same_stage_one(config: ConfigDict, mistakes: Mistakes) -> None:

@@ -85,7 +85,7 @@ def run_stage_one(
         if init_from:
             restored = load_sft(policy, init_from)
             ended[role], base_of[role] = restored.state, restored.meta.get("made_from", {}).get("base", "")
-            if role == "verifier" or not policy.is_shared:
+            if role == "verifier" or not (policy.is_shared and config.verifier.init_from):
                 whose = "the policy of both roles" if policy.is_shared else f"the {role}"
                 lacking = what_it_lacks(config, ROLES if policy.is_shared else (role,), init_from)
                 console.log(f"{whose} starts from step {restored.step} of the stage 1 in {init_from}{lacking}")

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, role_config
 from tango_jax.method.load import Method, load_method
+from tango_jax.method.own_arm import shares_policy
 from tango_jax.models import decode_layers
 from tango_jax.models.attention import capability_of, resolve_attention
 from tango_jax.models.decode_attention import resolve_decode_attention
@@ -68,6 +69,12 @@ class SizedPolicy:
     placement: Placement  # on meshes of devices, or on abstract ones
     rl: ConfigDict
     processes: int
+    rehearses: bool = False  # its stage 1 has as many examples of the generator, whose policy it is
+
+    @property
+    def sft_examples(self) -> int:
+        """Of a process in a step of stage 1."""
+        return math.ceil(self.config.sft.batch_size * (2 if self.rehearses else 1) / self.processes)
 
     @property
     def sampler_config(self) -> SamplerConfig:
@@ -109,7 +116,7 @@ class SizedPolicy:
     def stage_one(self) -> Batch | None:
         if not self.config.sft.steps:
             return None
-        count, shards = math.ceil(self.config.sft.batch_size / self.processes), self.placement.num_local_shards
+        count, shards = self.sft_examples, self.placement.num_local_shards
         return _over_processes(
             self.placement, batch_shape(sft_pack_shape(self.config), count, 0, shards, longest_prompt=1)
         )
@@ -169,7 +176,8 @@ def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
                              "and several processes need a mesh of all: set one axis to -1")
     first = devices.devices[0]
     machine = Machine(first.platform, len(devices.devices), 0, capability_of(first), per_process)
-    policies = {role: sized(policy, config.rl, machine.processes) for role, policy in functions.items()}
+    policies = {role: sized(policy, config.rl, machine.processes, rehearses(config, role))
+                for role, policy in functions.items()}  # fmt: skip
     return Job(config, machine, policies, functions)
 
 
@@ -180,8 +188,12 @@ def sized_job(config: ConfigDict, models: dict[str, ModelConfig], machine: Machi
     return Job(config, machine, policies, functions={})
 
 
-def sized(policy: Policy, rl: ConfigDict, processes: int) -> SizedPolicy:
-    return SizedPolicy(policy.role, policy.config, policy.model_config, policy.placement, rl, processes)
+def sized(policy: Policy, rl: ConfigDict, processes: int, rehearses: bool = False) -> SizedPolicy:
+    return SizedPolicy(policy.role, policy.config, policy.model_config, policy.placement, rl, processes, rehearses)
+
+
+def rehearses(config: ConfigDict, role: str) -> bool:
+    return role == "verifier" and shares_policy(config)
 
 
 def _sized_policy(role: str, config: ConfigDict, model: ModelConfig, machine: Machine) -> SizedPolicy:
@@ -202,7 +214,7 @@ def _sized_policy(role: str, config: ConfigDict, model: ModelConfig, machine: Ma
         )
     except ValueError as error:
         raise ValueError(f"{role}: {error}") from error
-    return SizedPolicy(role, own, model, placement, config.rl, machine.processes)
+    return SizedPolicy(role, own, model, placement, config.rl, machine.processes, rehearses(config, role))
 
 
 def counted_placement(settings: ConfigDict, machine: Machine) -> Placement:

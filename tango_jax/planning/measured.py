@@ -56,15 +56,20 @@ def open_run(workdir: str) -> Run:
     target, devices, processes = _machine(path)
     medians = {role: {phase: statistics.median(row.get(f"time/{phase}_s", 0.0) for row in found) for phase in PHASES}
                for role, found in turns.items()}
-    lengths = {role: _lengths(found) for role, found in turns.items()}
+    lengths = {role: _lengths(role, found) for role, found in turns.items()}
     return Run(path, config, target, devices, max(1, devices // processes), medians, lengths)
 
 
-def _lengths(rows: list[dict]) -> dict[str, Lengths]:
+def _lengths(updated: str, rows: list[dict]) -> dict[str, Lengths]:
+    """In turns of the `updated` role. Solutions are judged once a turn, whatever was drawn before."""
     told = {role: [row for row in rows if f"{role}/length_mean" in row] for role in ROLES}
+    share, batches = (statistics.median(row.get(name, 1.0) for row in rows)
+                      for name in ("generator/judged_share", f"{updated}/batches_sampled"))
     return {
         role: Lengths(round(statistics.median(row[f"{role}/length_max"] for row in found)),
-                      statistics.median(row[f"{role}/length_mean"] for row in found))
+                      statistics.median(row[f"{role}/length_mean"] for row in found),
+                      share if role == "verifier" and updated == "generator" else 1.0,
+                      batches if role in ("generator", updated) else 1.0)
         for role, found in told.items() if found
     }
 

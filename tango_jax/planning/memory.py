@@ -49,7 +49,8 @@ PHASES_OF = {"sampling": sampling_phases, "training": training_phases}
 
 
 def resident(job: Job, name: str, busy: str = "", with_reference: bool = False, with_moments: bool = False) -> Phase:
-    """Bytes that are always on a device. With `mesh.offload`, moments and references only of the `busy` role."""
+    """Bytes that are always on a device. With `mesh.offload`, moments and references only of the `busy` role. One
+    policy has one reference, if either role's loss has a KL term."""
     parameters, optimizer, is_shared = 0, 0, shares_policy(job.config)
     for role, policy in job.policies.items():
         if is_shared and role != ROLES[0]:
@@ -57,7 +58,9 @@ def resident(job: Job, name: str, busy: str = "", with_reference: bool = False, 
         state, config = policy.state, policy.config
         own, is_busy = device_bytes(state.params), busy == role or (is_shared and bool(busy))
         parameters += own + (0 if job.shares_base(role) else device_bytes(policy.base))
-        if config.loss.kl_coef > 0 and (not config.mesh.offload or (is_busy and with_reference)):
+        roles = job.policies if is_shared else (role,)
+        compared = [one for one in roles if job.policies[one].config.loss.kl_coef > 0]
+        if compared if not config.mesh.offload else with_reference and busy in compared:
             parameters += own
         if not config.mesh.offload or (is_busy and with_moments):
             optimizer += device_bytes(state.opt_state)

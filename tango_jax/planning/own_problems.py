@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_problems, question_key
 from tango_jax.method.load import load_method
+from tango_jax.method.own_arm import shares_policy
 from tango_jax.method.turn import problems_of_a_draw
 from tango_jax.models.head_precision import LEAST_CAPABILITY
 from tango_jax.models.lora import narrowest_side
@@ -220,7 +221,8 @@ def set_turns(settings: OpenSettings, scale: Scale, training: int, heldout: int)
 
 
 def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training: int) -> str:
-    rl, saved = config.rl, sum(12 * num_trained(model) for model in models.values())
+    saved_roles = ROLES[:1] if shares_policy(config) else ROLES
+    rl, saved = config.rl, sum(12 * num_trained(models[role]) for role in saved_roles)
     whole, may = math.ceil(training / problems_of_a_draw(rl, "train")), "may " if rl.dynamic_sampling else ""
     return (f"turns: rl.generator_steps={rl.generator_steps} ({whole} {may}draw every problem once) after "
             f"rl.warmup_steps={rl.warmup_steps}, an evaluation every {config.eval.every}, a checkpoint of "

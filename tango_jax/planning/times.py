@@ -151,10 +151,12 @@ def turn_times(
     requests = sampled_requests(job, role)
     sampled = {name: sampling_workload(job, name, *request, filled, measured) for name, request in requests.items()}
     passes = update_workload(job, role, filled, measured)
-    seconds = {"reshard": sum(reshard_seconds(times, programs[f"{name}/layout"]) for name in sampled)}
+    batches = {name: measured[name].batches if name in measured else 1.0 for name in sampled}
+    seconds = {"reshard": sum(count * reshard_seconds(times, programs[f"{name}/layout"])
+                              for name, count in batches.items())}  # fmt: skip
     for name, phase in (("generator", "sample"), ("verifier", "verify")):
         if name in sampled:
-            seconds[phase] = times.sampling_seconds(job.policies[name], sampled[name])
+            seconds[phase] = batches[name] * times.sampling_seconds(job.policies[name], sampled[name])
     seconds |= trained_seconds(job, programs, target, role, passes)
     return TurnTimes(role, passes, sampled, seconds)
 

@@ -46,8 +46,12 @@ class SamplingWorkload(NamedTuple):
 
 
 class Lengths(NamedTuple):
+    """Of a role's responses in turns that were measured, and how many they were."""
+
     longest: int
     mean: float
+    share: float = 1.0  # of the prompts that a turn can have
+    batches: float = 1.0  # that dynamic sampling drew
 
 
 Measured = Mapping[str, Lengths]  # by role
@@ -56,7 +60,7 @@ NOTHING: Measured = MappingProxyType({})
 
 def response_lengths(config: ConfigDict, count: int, filled: float, measured: Lengths | None) -> np.ndarray:
     """Assumed lengths of responses, the longest first."""
-    longest, mean = measured or (config.max_response, filled * config.max_response)
+    longest, mean = measured[:2] if measured else (config.max_response, filled * config.max_response)
     return evenly_spaced_lengths(count, longest, mean / longest)
 
 
@@ -94,7 +98,7 @@ def trained_groups(job: Job, role: str) -> tuple[int, int]:
 
 def stage_one_workload(job: Job, role: str, filled: float) -> UpdateWorkload:
     policy, shards = job.policies[role], job.policies[role].placement.num_local_shards
-    shape, count = sft_pack_shape(policy.config), math.ceil(policy.config.sft.batch_size / job.processes)
+    shape, count = sft_pack_shape(policy.config), policy.sft_examples
     lengths = shuffled(evenly_spaced_lengths(count, shape.row_length, filled))
     sequences = [TrainSequence([], np.ones(length, np.int32), np.ones(length, np.float32)) for length in lengths]
     micro_batches = assign_micro_batches(sequences, shape, count, 0, shards)
@@ -109,6 +113,7 @@ def sampling_workload(
     job: Job, role: str, num_prompts: int, group_size: int, filled: float, measured: Measured = NOTHING
 ) -> SamplingWorkload:
     config, buckets, told = job.policies[role].config, job.policies[role].sampler_config, measured.get(role)
+    num_prompts = max(1, math.ceil(num_prompts * told.share)) if told else num_prompts
     if buckets.cache_tokens:
         return _refilled_batch(buckets, config, num_prompts, group_size, filled, told)
     batches = math.ceil(num_prompts / buckets.prompts_per_batch(group_size))

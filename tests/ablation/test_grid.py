@@ -93,6 +93,15 @@ def test_one_policy_has_a_stage_one_of_its_own(tmp_path, grid, folder):
     assert {run.config.generator.init_from for run in one} == {str(one[0].stage_one.folder)}
 
 
+def test_one_policy_whose_verifier_has_no_stage_one_starts_from_the_generators(tmp_path):
+    [run] = make_plan(tiny({}, "ablation.arms=('self_verify',)", "ablation.seeds=(0,)", "verifier.sft.steps=0",
+                           "generator.sft.steps=1"), tmp_path).runs  # fmt: skip
+    validate(run.config)  # as the process of a run does
+    made = trained(run.stage_one.config, run.stage_one.folder)
+    assert trained(run.config, run.folder) == made and made["generator"] == made["verifier"]
+    assert not (run.folder / "sft").exists()
+
+
 def test_arms_whose_stage_one_differs_are_no_pairs(tmp_path):
     settings = {"task.data_seed": [3]}, "ablation.arms=('tango', 'grpo', 'self_verify')", "ablation.seeds=(0,)"
     with pytest.raises(ValueError, match=r"cell data_seed=3: ablation\.arms: tango and self_verify learn different"):

@@ -279,6 +279,13 @@ MISTAKES = [
         f"{role}.model.lora.rank=4 {role}.checkpoint=a/b {role}.sft.steps=3" for role in ("generator", "verifier")),
      r"generator\.sft\.full=True and verifier\.sft\.full=False: the verifier's stage 1 continues from the"),
     ("arm=self_verify verifier.model.width=64", r"arm=self_verify makes both roles one policy, but generator and ver"),
+    ("arm=self_verify verifier.adapter=a/b",
+     r"starts from generator\.adapter='', and verifier\.adapter=a/b is another: leave it empty, or give both the same"),
+    ("arm=self_verify verifier.init_from=a/b verifier.sft.steps=3",
+     r"generator and verifier differ in init_from: give both the same"),
+    ("arm=self_verify verifier.init_from=a/b verifier.sft.steps=0", r"and verifier differ in init_from: give both"),
+    ("arm=self_verify generator.init_from=a/b verifier.sft.steps=3",
+     r"generator and verifier differ in init_from: give both the same"),
     ("arm=second_try generator.max_prompt=20", r"shows the generator a solution and its verification, up to \d+ "
      r"tokens in addition to the problem, and generator\.max_prompt=20 is too small: raise it"),
     ("arm=meta_judged verifier.max_prompt=70", r"shows the verifier a solution .* verifier\.max_prompt=70 is too"),

@@ -28,6 +28,8 @@ from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.method.own_arm import shares_policy
 from tango_jax.models import lora
 from tango_jax.models.transformer import init_params
+from tango_jax.planning.job import make_job
+from tango_jax.planning.targets import Devices
 from tango_jax.records import with_base
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, read_state
@@ -473,7 +475,7 @@ def test_one_policy_keeps_no_second_copy_of_what_it_starts_from(tmp_path):
 
 
 def test_one_policy_rehearses_solutions_while_it_learns_to_judge():
-    config = load_config(str(CONFIGS / "tiny.py"), ["arm=self_verify"])
+    config = load_config(str(CONFIGS / "tiny.py"), ["arm=self_verify", "verifier.sft.batch_size=64"])
     policies = policies_of(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     generator, verifier = policies.values()
@@ -490,6 +492,8 @@ def test_one_policy_rehearses_solutions_while_it_learns_to_judge():
     pairs = [pair for policy in (generator, verifier) for pair in sft_pairs(policy, task, "train", 0, count)]
     assert int((np.asarray(both.weight_NZRT) > 0).sum()) == sum(len(response) for _, response in pairs)
     np.testing.assert_allclose(np.asarray(both.weight_NZRT).sum(), 1.0, rtol=1e-5)  # a mean over the tokens of both
+    job = make_job(config, Devices(jax.devices(), True, {}), len(jax.devices()))
+    assert job.policies["verifier"].stage_one.token_NZRT.shape == both.token_NZRT.shape
 
 
 @pytest.mark.parametrize("settings, message", [

@@ -27,14 +27,15 @@ def known_rates(monkeypatch):
     monkeypatch.setattr("tango_jax.planning.targets.machine_rates", lambda: {"matmul_gflops": 100.0, "read_gb_s": 20.0})
 
 
-def write_run(path: Path, times: dict[str, dict[str, float]], devices=None, cpu: str = "") -> Path:
-    """The workdir of a run whose turns took these seconds, phase by phase, by the role that learned."""
+def write_run(path: Path, times: dict[str, dict[str, float]], devices=None, cpu: str = "", more=None) -> Path:
+    """The workdir of a run whose turns took these seconds, phase by phase, by the role that learned. `more`: metrics of
+    every turn."""
     path.mkdir()
     keep_config(load_config(str(ROOT / "configs/tiny.py")), path / "config.json")
     facts = {"devices": devices or {"cpu": 1}, "cpu": cpu or cpu_model(), "processes": 1}
     (path / "provenance.json").write_text(json.dumps({"attempts": [facts], "files": {}}))
-    told = {f"{role}/{name}": value for role, (longest, mean) in LENGTHS.items()
-            for name, value in (("length_max", longest), ("length_mean", mean))}
+    told = {f"{role}/{name}": value for role, (longest, mean, *_) in LENGTHS.items()
+            for name, value in (("length_max", longest), ("length_mean", mean))} | (more or {})
     rows = [{"step": 0, "phase": "eval"}]
     for role, phases in times.items():
         # The median of three turns is the second.
@@ -71,6 +72,31 @@ def test_predictions_are_those_of_the_run_and_its_lengths(tmp_path):
     assert quick < likely < slow and likely == told["score"] + told["update"]
     assert found["generator", "verify"].predicted[1] == told["verify"]
     assert {one.measured for one in found.values()} == {0.5}
+
+
+def likely(path: Path, **more: float) -> dict[tuple[str, str], float]:
+    run = open_run(str(write_run(path, SLOW, more={name.replace("__", "/"): value for name, value in more.items()})))
+    return {(one.role, one.phase): one.predicted[1] for one in beside(run)}
+
+
+def test_only_what_a_run_judged_is_predicted(tmp_path):
+    """Of eight solutions of a turn a quarter: two rows of the verifier, as in a run of one problem a turn."""
+    whole, part = likely(tmp_path / "whole"), likely(tmp_path / "part", generator__judged_share=0.25)
+    assert part["generator", "verify"] < whole["generator", "verify"]
+    assert {one for one in whole if part[one] != whole[one]} == {("generator", "verify")}
+    none = likely(tmp_path / "none", generator__judged_share=0.0)  # half of the turns, and yet some seconds
+    assert none["generator", "verify"] <= part["generator", "verify"]
+
+
+def test_every_batch_that_dynamic_sampling_drew_is_predicted(tmp_path):
+    once = likely(tmp_path / "once")
+    again = likely(tmp_path / "again", generator__batches_sampled=3.0, verifier__batches_sampled=2.0)
+    ratios = {one: again[one] / once[one] for one in once}
+    # The generator's turn lays out the weights of both roles and draws again only what it solves.
+    assert 1 < ratios.pop(("generator", "reshard")) < 3
+    assert ratios == pytest.approx({
+        ("generator", "sample"): 3, ("generator", "verify"): 1, ("generator", "update"): 1, ("verifier", "reshard"): 2,
+        ("verifier", "sample"): 2, ("verifier", "verify"): 2, ("verifier", "update"): 1})
 
 
 def test_the_commands(tmp_path, capsys):

@@ -74,6 +74,16 @@ def test_three_flags_make_a_whole_configuration(folder, tmp_path):
     assert "rl.generator_steps=20 (15 may draw every problem once) after" in resampling.notes
 
 
+@pytest.mark.parametrize("setting, models_saved", [
+    ("arm=tango", 2), ("arm=self_verify", 1), ("verifier.adapter=generator", 1)])  # fmt: skip
+def test_a_checkpoint_holds_one_policy_once(folder, tmp_path, setting, models_saved):
+    config = own(folder, write_problems(tmp_path / "problems.jsonl", 40), setting)
+    model = preset_model("HuggingFaceTB/SmolLM3-3B")
+    size = models_saved * 12 * num_parameters(model) / 1e9  # float32 parameters and two moments
+    said = own_problems.describe_turns(config, dict.fromkeys(ROLES, model), 36)
+    assert f"a checkpoint of {size:.1f} GB every" in said
+
+
 def test_what_the_user_sets_stays_and_the_rest_follows_from_it(folder, tmp_path):
     problems = write_problems(tmp_path / "problems.jsonl", 40)
     config = own(folder, problems)

@@ -11,16 +11,17 @@ import pytest
 from support.paths import ROOT
 from tango_jax import plan
 from tango_jax.cli.command_line import load_config
+from tango_jax.config import ROLES
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.advice import advice
 from tango_jax.planning.costs import Flops, decode_flops, decode_parts, num_parameters
-from tango_jax.planning.job import device_bytes, make_job
+from tango_jax.planning.job import device_bytes, make_job, sized_job
 from tango_jax.planning.memory import Phase, resident
 from tango_jax.planning.plan_tables import as_json, assumptions, show
 from tango_jax.planning.programs import compile_one, lowered_functions
 from tango_jax.planning.run_plan import PlanOptions, make_plan
 from tango_jax.planning.sources import plan_source
-from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, Devices
+from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, Devices, machine_of
 from tango_jax.planning.times import TimeModel
 from tango_jax.planning.traffic import Collective
 from tango_jax.planning.workload import (
@@ -113,6 +114,36 @@ def test_one_policy_in_both_roles_is_in_memory_once():
         assert resident(two, "", role).parameters == 2 * (generator + verifier)
         assert resident(one, "", role).parameters == 2 * generator
     assert resident(one, "").optimizer == device_bytes(one.policies["generator"].state.opt_state)
+
+
+def counted_job(*settings: str):
+    config = load_config(str(ROOT / "configs/tiny.py"), settings)
+    models = {role: plan_source(config, role).model_config for role in ROLES}
+    return sized_job(config, models, machine_of("cpu", 1))
+
+
+@pytest.mark.parametrize("arm", ["self_verify", "no_labels"])
+@pytest.mark.parametrize("kl_coefs, copies", [((0.01, 0), 2), ((0, 0.01), 2), ((0.01, 0.01), 2), ((0, 0), 1)])
+def test_one_policy_has_a_reference_if_the_loss_of_either_role_has_a_kl_term(arm, kl_coefs, copies):
+    settings = [f"{role}.loss.kl_coef={value}" for role, value in zip(ROLES, kl_coefs, strict=True)]
+    held, waiting = (counted_job(f"arm={arm}", *settings, *(f"{role}.mesh.offload={is_offloaded}" for role in ROLES))
+                     for is_offloaded in (False, True))  # fmt: skip
+    own = device_bytes(held.policies["generator"].state.params)
+    assert {resident(held, "", role).parameters for role in ("", *ROLES)} == {copies * own}
+    for role, value in zip(ROLES, kl_coefs, strict=True):  # it leaves host memory for scores of the role that needs it
+        assert resident(waiting, "", role, with_reference=True).parameters == (1 + (value > 0)) * own
+        assert resident(waiting, "", role).parameters == own
+
+
+def test_the_stage_one_of_one_policy_as_verifier_has_the_examples_of_both_roles():
+    sizes = [f"{role}.sft.batch_size=64" for role in ROLES]
+    two, doubled = counted_job(*sizes), counted_job("verifier.sft.batch_size=128")
+    for setting in ("arm=self_verify", "verifier.adapter=generator"):
+        one = counted_job(setting, *sizes)
+        for role, same in (("generator", two), ("verifier", doubled)):
+            assert stage_one_workload(one, role, 0.5) == stage_one_workload(same, role, 0.5)
+            shapes = [job.policies[role].stage_one.token_NZRT.shape for job in (one, same)]
+            assert shapes[0] == shapes[1]
 
 
 def test_a_process_works_on_its_share(tiny_plan):
