@@ -1,6 +1,5 @@
 """JSON objects for rollouts/*.jsonl: one per trained response of a turn, or per problem of an evaluation."""
 
-import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,8 +14,6 @@ from tango_jax.rl.schedule import Place
 
 # (problem, steps) -> the kind of each step, see Task.step_kinds; None: the task names none.
 StepKinds = Callable[[Problem, tuple[str, ...]], tuple[str, ...]] | None
-# A character stands for its place, 0 to 63, in codes that viewer/paint.js reads.
-ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 
 
 def turn_rows(
@@ -58,18 +55,14 @@ def turn_rows(
 
 class _Items:
     def __init__(self, step_kinds_fn: StepKinds):
-        self._step_kinds_fn, self._logps, self._about = step_kinds_fn, {}, {}
+        self._step_kinds_fn, self._about = step_kinds_fn, {}
 
-    def add(self, record: Solution | Verification, logp_T: np.ndarray, name: str) -> None:
-        self._logps[id(record)] = logp_T
+    def add(self, record: Solution | Verification, name: str) -> None:
         if isinstance(record, Verification):
             self._about.setdefault((name, id(record.of)), []).append(record)
 
     def of(self, record: Solution | Verification) -> dict:
-        item = _verification(record) if isinstance(record, Verification) else _solution(record, self._step_kinds_fn)
-        if (logp_T := self._logps.get(id(record))) is not None:
-            item |= {"token_lengths": lengths_code(record.token_ends), "token_surprise": surprise_code(logp_T)}
-        return item
+        return _verification(record) if isinstance(record, Verification) else _solution(record, self._step_kinds_fn)
 
     def about(self, record: Any, name: str) -> list[dict]:
         return [self.of(one) for one in self._about.get((name, id(record)), ())]
@@ -78,8 +71,8 @@ class _Items:
 def _items(result: TurnResult, step_kinds_fn: StepKinds) -> _Items:
     items = _Items(step_kinds_fn)
     for responses in (*result.sampled, result.lesson.responses):
-        for record, logp_T in zip(responses.records, responses.rollout.logps, strict=True):
-            items.add(record, logp_T, responses.name)
+        for record in responses.records:
+            items.add(record, responses.name)
     return items
 
 
@@ -207,18 +200,6 @@ def _advantage(result: TurnResult, b: int) -> dict:
 def _runs(values_T: np.ndarray) -> list[list]:
     edges = [0, *(np.flatnonzero(np.diff(values_T)) + 1).tolist(), len(values_T)]
     return [[last - first, _number(values_T[first])] for first, last in pairwise(edges) if last > first]
-
-
-def surprise_code(logp_T: np.ndarray) -> str:
-    """A character a token: -log p in tenths of a nat, at most 63."""
-    levels = np.clip(np.rint(-np.asarray(logp_T, float) / 0.1), 0, len(ALPHABET) - 1).astype(int)
-    return "".join(ALPHABET[level] for level in levels)
-
-
-def lengths_code(token_ends: Sequence[int]) -> str:
-    """A character a token: how many characters it completes; 63 is followed by a further one, to be added."""
-    lengths, most = np.diff(token_ends, prepend=0).tolist(), len(ALPHABET) - 1
-    return "".join(ALPHABET[most] * (length // most) + ALPHABET[length % most] for length in lengths)
 
 
 def _number(value: float) -> float:
