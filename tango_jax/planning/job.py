@@ -177,7 +177,7 @@ def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
     first = devices.devices[0]
     machine = Machine(first.platform, len(devices.devices), 0, capability_of(first), per_process)
     policies = {role: sized(policy, config.rl, machine.processes, rehearses(config, role))
-                for role, policy in functions.items()}  # fmt: skip
+                for role, policy in functions.items()}
     return Job(config, machine, policies, functions)
 
 

@@ -153,7 +153,7 @@ def turn_times(
     passes = update_workload(job, role, filled, measured)
     batches = {name: measured[name].batches if name in measured else 1.0 for name in sampled}
     seconds = {"reshard": sum(count * reshard_seconds(times, programs[f"{name}/layout"])
-                              for name, count in batches.items())}  # fmt: skip
+                              for name, count in batches.items())}
     for name, phase in (("generator", "sample"), ("verifier", "verify")):
         if name in sampled:
             seconds[phase] = batches[name] * times.sampling_seconds(job.policies[name], sampled[name])

@@ -95,7 +95,7 @@ def test_one_policy_has_a_stage_one_of_its_own(tmp_path, grid, folder):
 
 def test_one_policy_whose_verifier_has_no_stage_one_starts_from_the_generators(tmp_path):
     [run] = make_plan(tiny({}, "ablation.arms=('self_verify',)", "ablation.seeds=(0,)", "verifier.sft.steps=0",
-                           "generator.sft.steps=1"), tmp_path).runs  # fmt: skip
+                           "generator.sft.steps=1"), tmp_path).runs
     validate(run.config)  # as the process of a run does
     made = trained(run.stage_one.config, run.stage_one.folder)
     assert trained(run.config, run.folder) == made and made["generator"] == made["verifier"]

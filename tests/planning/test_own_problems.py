@@ -75,7 +75,7 @@ def test_three_flags_make_a_whole_configuration(folder, tmp_path):
 
 
 @pytest.mark.parametrize("setting, models_saved", [
-    ("arm=tango", 2), ("arm=self_verify", 1), ("verifier.adapter=generator", 1)])  # fmt: skip
+    ("arm=tango", 2), ("arm=self_verify", 1), ("verifier.adapter=generator", 1)])
 def test_a_checkpoint_holds_one_policy_once(folder, tmp_path, setting, models_saved):
     config = own(folder, write_problems(tmp_path / "problems.jsonl", 40), setting)
     model = preset_model("HuggingFaceTB/SmolLM3-3B")

@@ -127,7 +127,7 @@ def counted_job(*settings: str):
 def test_one_policy_has_a_reference_if_the_loss_of_either_role_has_a_kl_term(arm, kl_coefs, copies):
     settings = [f"{role}.loss.kl_coef={value}" for role, value in zip(ROLES, kl_coefs, strict=True)]
     held, waiting = (counted_job(f"arm={arm}", *settings, *(f"{role}.mesh.offload={is_offloaded}" for role in ROLES))
-                     for is_offloaded in (False, True))  # fmt: skip
+                     for is_offloaded in (False, True))
     own = device_bytes(held.policies["generator"].state.params)
     assert {resident(held, "", role).parameters for role in ("", *ROLES)} == {copies * own}
     for role, value in zip(ROLES, kl_coefs, strict=True):  # it leaves host memory for scores of the role that needs it
