@@ -1,14 +1,14 @@
 """Last-letter concatenation with two small transformers trained from scratch: the whole method on a laptop.
 
-Reinforcement learning is on problems of exactly 8 words; the generator solves one in a hundred of them at first. The
-verifier practises on 2 to 4 words. Its teacher misreads more often than not, so that it has to learn to read while the
-generator learns to write.
+Reinforcement learning has problems of exactly 8 words. The generator solves one in a hundred of them at first. The
+verifier trains on 2 to 4 words. Its teacher in stage 1 misreads more than half of the hard letters, so the verifier
+still has to learn to judge.
 
 Command:   python -m tango_jax.train --config=configs/last_letter.py --workdir=runs/last_letter
 Hardware:  any CPU with two cores and 4 GiB of memory; nothing is downloaded.
 Time:      4 to 11 minutes on two cores, compiling included.
 Expected:  seed 0: generator accuracy 0.03 to 0.90, verifier step macro-F1 0.46 to 1.00, outcome macro-F1 0.21 to 1.00.
-           All runs, also of the other arms: results/last_letter.md.
+           results/last_letter.md has all runs and the other arms.
 """
 
 from ml_collections import ConfigDict

@@ -1,14 +1,15 @@
-"""Relatives of RL Tango under one protocol: who judges, whose weights, what follows a verdict, whose label.
+"""Relatives of RL Tango under one protocol: they vary who judges, whose weights, what follows a verdict, whose label.
 
 Command:   python -m tango_jax.ablate --config=configs/last_letter_family.py:one_policy \
                --workdir=runs/family/last_letter/one_policy
-           and the same for the other PARTS, each in a folder of that name; PART_beside after PART, from whose
-           stage 1 in that folder it starts. one_policy:state_tracking and so on, in runs/family/state_tracking,
-           for the others of STARTS. --config.ablation.workers=2 for two cores. All of a task, in a table and a figure:
+           The other PARTS are run in the same way, each in a folder of that name. Run PART_beside after PART: it
+           starts from the stage 1 in that folder. The other tasks of STARTS are run as one_policy:state_tracking and so
+           on, in runs/family/state_tracking. --config.ablation.workers=2 uses two cores. This makes a table and a
+           figure of a task:
            python -m tango_jax.ablate --figures runs/family/last_letter/*/ablation.csv --against=grpo
 Hardware:  any CPU with two cores and 8 GiB of memory.
-Time:      about a minute a run on one core, 30 runs of relatives and 60 beside them; two to four minutes a run of
-           second_try. Stages 1 of two to ten minutes for each start, in state tracking of up to an hour.
+Time:      about a minute a run on one core, two to four minutes a run of second_try; 30 runs of relatives and 60 of
+           baselines. Stage 1 takes two to ten minutes for each start, in state tracking up to an hour.
 Expected:  results/family.md, results/family_state_tracking.md and results/family_long.md.
 """
 

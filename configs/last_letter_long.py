@@ -1,9 +1,10 @@
-"""Last-letter concatenation on long problems, where a right answer is rare and the verifier's judgements matter.
+"""Last-letter concatenation on long problems, where right answers are rare and the verifier's judgements matter.
 
 Command:   python -m tango_jax.train --config=configs/last_letter_long.py --workdir=runs/last_letter_long
 Hardware:  any CPU with two cores and 4 GiB of memory; nothing is downloaded.
-Expected:  greedy accuracy from 0.01 to between 0.4 and 1.0 within 60 generator steps, depending on the start: half an
-           hour on one core for stage 1, five minutes for the rest. All arms: results/when_it_pays.md.
+Time:      half an hour on one core for stage 1, five minutes for the rest.
+Expected:  greedy accuracy from 0.01 to between 0.4 and 1.0 within 60 generator steps, depending on the start.
+           results/when_it_pays.md has all arms.
 """
 
 from ml_collections import ConfigDict

@@ -1,11 +1,11 @@
-"""The quickstart with adapters: all parameters in stage 1, then adapters on its result. Ranks and learning rates.
+"""The quickstart with adapters: stage 1 trains all parameters, RL trains adapters of several ranks and learning rates.
 
 Command:   python -m tango_jax.ablate --config=configs/last_letter_lora.py --workdir=runs/lora
-           and :rates for the learning rates on development starts, by grpo alone.
+           :rates runs the learning rates on development starts, with grpo alone.
 Hardware:  any CPU with two cores and 4 GiB of memory.
 Time:      about half a minute a run on one core, 24 runs, after a stage 1 of two minutes for each start.
-Expected:  mean accuracy of `tango` 0.547 with all parameters, 0.531 with rank 32, 0.528 with 8 and 0.443 with 1:
-           results/adapters.md.
+Expected:  mean accuracy of `tango` 0.547 with all parameters, 0.531 with rank 32, 0.528 with 8 and 0.443 with 1.
+           results/adapters.md has all runs.
 """
 
 from ml_collections import ConfigDict

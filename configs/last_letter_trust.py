@@ -1,11 +1,11 @@
-"""The quickstart's setting after warm-ups of 0 to 20 turns, and longer problems, with and without trust.
+"""The quickstart after warm-ups of 0 to 20 turns, and longer problems, each with and without trust.
 
 Command:   python -m tango_jax.ablate --config=configs/last_letter_trust.py:trusted --workdir=runs/trust
-           and the same for the other PARTS, those of longer problems in a folder of their own;
-           --config.ablation.workers=2 for two cores.
+           The other PARTS are run in the same way. Parts of longer problems need another folder.
+           --config.ablation.workers=2 uses two cores.
 Hardware:  any CPU with two cores and 8 GiB of memory.
-Time:      about half a minute a run on one core, 180 runs, after a stage 1 of two minutes for each start; of longer
-           problems two minutes a run, 48 runs, after a stage 1 of fifteen minutes to half an hour.
+Time:      about half a minute a run on one core, 180 runs, after a stage 1 of two minutes for each start. Longer
+           problems take two minutes a run, 48 runs, after a stage 1 of fifteen minutes to half an hour.
 Expected:  results/trust.md.
 """
 

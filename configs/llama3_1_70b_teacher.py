@@ -1,20 +1,20 @@
 """Stage 0 of the published setting: Llama-3.1-70B-Instruct solves problems in tagged steps, for stage 1 to imitate.
 
 Command:   python -m tango_jax.generate --config=configs/llama3_1_70b_teacher.py --workdir=runs/teacher
-           Then pass --config.task.stage_one=runs/teacher to a run of stage 1. To use another teacher, set
-           --config.generator.checkpoint=MODEL --config.verifier.checkpoint=MODEL; for other problems,
+           Then pass --config.task.stage_one=runs/teacher to a run of stage 1. For another teacher set
+           --config.generator.checkpoint=MODEL --config.verifier.checkpoint=MODEL. For other problems set
            --config.task.train=FILE.
-Hardware:  one node of 8 GPUs with 80 GB. The 141 GB of weights in bfloat16 are held twice, as loaded and as laid out
-           for sampling, each split over the eight GPUs: 36 GB per GPU. The KV cache of a full-length row is 1.3 GB,
-           split in the same way. Alternatively a CPU host with 384 GB of memory and mesh.decode_tensor=1. Smaller
+Hardware:  one node of 8 GPUs with 80 GB. The 141 GB of weights in bfloat16 are held twice: as loaded and as laid out
+           for sampling. Each copy is split over the eight GPUs: 36 GB per GPU. The KV cache of a full-length row is 1.3
+           GB, split in the same way. A CPU host with 384 GB of memory and mesh.decode_tensor=1 also works. Smaller
            teachers fit smaller devices.
 Time:      an estimate, not measured: 113,000 solutions of about 500 tokens each are 56 million tokens. On an
            accelerator with 3 TB/s of memory bandwidth and 64 rows at a time, reading the weights limits the speed to
            1,300 tokens/s: half a day. On a CPU host with 4 TFLOP/s, compute limits it to 30 tokens/s: three weeks.
            Finished shards are never lost.
-Expected:  not run at this size. Nearly every solution should be tagged, since the prompt shows the layout; counts.json
-           says how many were truncated or untagged. Wrong answers are kept; the column is_correct of train.parquet
-           tells which they are.
+Expected:  not run at this size. Nearly every solution should be tagged, because the prompt shows the layout.
+           counts.json counts the truncated and the untagged ones. Wrong answers are kept, and marked in the column
+           is_correct of train.parquet.
 """
 
 from ml_collections import ConfigDict

@@ -4,16 +4,16 @@ Command:   as in qwen2_5_math_7b.py, with the same optional argument after the f
                python -m tango_jax.sft --config=configs/llama3_1_8b.py --config.generator.init_from= \
                    --config.task.stage_one=TAGGED.parquet --workdir=runs/llama3_1_8b_sft
                python -m tango_jax.train --config=configs/llama3_1_8b.py --workdir=runs/llama3_1_8b
-           The model is gated: accept its licence on the hub and log in (hf auth login), or pass a local folder with
+           The model is gated. Accept its licence on the hub and log in (hf auth login), or pass a local folder with
            --config.generator.checkpoint=FOLDER --config.verifier.checkpoint=FOLDER.
-Hardware:  the paper used 4 nodes of 8 A100; mesh and processes are those of qwen2_5_math_7b.py. What a device needs is
-           told by
+Hardware:  the paper used 4 nodes of 8 A100. Mesh and processes are as in qwen2_5_math_7b.py. This prints the memory of
+           a device:
                python -m tango_jax.plan --config=configs/llama3_1_8b.py --target=a100-80gb:32
            A checkpoint of both roles is 193 GB.
-Time:      by the plan, not measured: 15 to 27 hours on 32 A100, if the mean response has half the maximum length; 11
+Time:      predicted, not measured, if the mean response has half the maximum length: 15 to 27 hours on 32 A100, or 11
            to 21 if both roles sample in int8 (`model.sample_cache_dtype`, `model.sample_weight_dtype`).
-Expected:  not reproduced here; the paper's results are in its appendix E. The baseline is --config.arm=grpo, the
-           generator alone.
+Expected:  not reproduced. The paper's results are in its appendix E. The baseline is --config.arm=grpo, which trains
+           the generator alone.
 """
 
 from ml_collections import ConfigDict

@@ -1,17 +1,16 @@
-"""Your problems and your model; everything else follows from the two and from the machine.
+"""Your problems and your model. All other settings follow from them and from the machine.
 
 Command:   python -m tango_jax.train --config=own_problems --model=MODEL --problems=FILE
-           MODEL is a Hugging Face folder, a hub id, a .gguf file or a workdir, and starts both roles; another one for
-           the verifier is --config.verifier.checkpoint=OTHER. FILE has rows such as {"question": "3 + 4?", "answer":
-           "7"} in JSONL, JSON or parquet, or is a hub id. With --config.task.test=FILE, problems of their own serve for
-           evaluation; otherwise a tenth of FILE is held out. For a machine that is not here:
+           MODEL is a Hugging Face folder, a hub id, a .gguf file or a workdir. Both roles start from it. For another
+           verifier set --config.verifier.checkpoint=OTHER. FILE has rows such as {"question": "3 + 4?", "answer": "7"}
+           in JSONL, JSON or parquet, or is a hub id. A tenth of FILE is held out for evaluation, unless
+           --config.task.test=FILE names other problems. To plan a run on another machine:
            python -m tango_jax.plan --config=own_problems --model=MODEL --problems=FILE --target=tpu-v5e:1
-Hardware:  any; batches are as large as the memory has room for. The two policies with optimizer states, references and
-           the gradients of an update take 40 bytes per parameter of MODEL: 5.4 GB for 135 M parameters, 60 GB for
-           1.5 B.
-Expected:  the run begins with the numbers that were chosen and why. There is no stage 1: the model must be able to
-           follow the prompt's instruction to answer in tagged steps. Set any key with --config.key=value; what follows
-           from it is worked out again.
+Hardware:  any. Batches are as large as the memory allows. The two policies with optimizer states, references and the
+           gradients of an update take 40 bytes per parameter of MODEL: 5.4 GB for 135 M parameters, 60 GB for 1.5 B.
+Expected:  the run first prints what it chose and why. There is no stage 1, so the model must be able to follow the
+           prompt's instruction to answer in tagged steps. Set any key with --config.key=value. The settings that depend
+           on it are chosen again.
 """
 
 from collections.abc import Collection

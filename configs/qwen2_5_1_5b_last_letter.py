@@ -1,18 +1,17 @@
 """Qwen2.5-1.5B in both roles on last-letter concatenation, at the sizes of arXiv 2505.15034, section 4.3.
 
 Stage 1 uses 2 to 4 words of 3 to 6 letters, reinforcement learning 2 to 10 words of 3 to 10 letters, and the test 2 to
-12 words of 3 to 12 letters; batches have 64 prompts. What that section leaves open (learning rates, steps, schedule) is
-set as in the published setting of qwen2_5_math_7b.py. Two choices are this project's own: the teacher of stage 1 makes
-mistakes on purpose (tasks/last_letter.py), and the verifier also has a stage 1, since the task's prompt does not
-describe the format.
+12 words of 3 to 12 letters. Batches have 64 prompts. Settings that the section does not give (learning rates, steps,
+schedule) are as in qwen2_5_math_7b.py. Two choices are not from the paper. The teacher of stage 1 makes mistakes on
+purpose (tasks/last_letter.py). The verifier also has a stage 1, because the task's prompt does not describe the format.
 
 Command:   python -m tango_jax.train --config=configs/qwen2_5_1_5b_last_letter.py --workdir=runs/last_letter_1_5b
-Hardware:  one GPU with 141 GB, by calculation: weights, moments and reference of both roles take 49 GB in float32, the
-           gradient and new weights of one role up to 12 GB, decode weights and the verifier's KV cache up to 28 GB
-           (while the cache grows, two copies exist). A checkpoint takes 40 GB of disk.
+Hardware:  one GPU with 141 GB, by calculation. Weights, moments and reference of both roles take 49 GB in float32. The
+           gradient and new weights of one role take up to 12 GB. Decode weights and the verifier's KV cache take up to
+           28 GB (while the cache grows, two copies exist). A checkpoint takes 40 GB of disk.
 Time:      an estimate from operation counts, not a measurement: four to eight hours on one H200.
-Expected:  not reproduced here; the paper's results are in its section 4.3. The test has more and longer words than
-           training. The baseline is --config.arm=grpo, the generator alone.
+Expected:  not reproduced. The paper's results are in its section 4.3. The test has more and longer words than
+           training. The baseline is --config.arm=grpo, which trains the generator alone.
 """
 
 from ml_collections import ConfigDict

@@ -1,14 +1,14 @@
 """Two small Qwen2.5 roles on one frozen base, on GSM8K: 1.5B on a GPU of 24 GB, 0.5B on one TPU v5e chip of 16 GB.
 
 Command:   python -m tango_jax.train --config=configs/qwen2_5_lora.py --workdir=runs/qwen2_5_1_5b_lora
-           and --config=configs/qwen2_5_lora.py:0_5b for the small one.
+           --config=configs/qwen2_5_lora.py:0_5b trains the 0.5B roles.
            To use local files instead of the hub, add --config.task.train=TRAIN.jsonl --config.task.test=TEST.jsonl
            --config.generator.checkpoint=FOLDER --config.verifier.checkpoint=FOLDER
-Hardware:  an L4, A10G or RTX 4090 for 1.5B; a TPU v5e chip, which Colab has, for 0.5B. Memory and times by
+Hardware:  an L4, A10G or RTX 4090 for 1.5B; a TPU v5e chip, which Colab has, for 0.5B. These print memory and times:
                python -m tango_jax.plan --config=configs/qwen2_5_lora.py --target=l4:1
                python -m tango_jax.plan --config=configs/qwen2_5_lora.py:0_5b --target=tpu-v5e:1
-Time:      by the plan, not measured: tango_jax/planning/README.md.
-Expected:  not run on a device so far.
+Time:      predicted, not measured: tango_jax/planning/README.md.
+Expected:  not run on a GPU or TPU so far.
 """
 
 from ml_collections import ConfigDict

@@ -1,25 +1,25 @@
 """The published setting (arXiv 2505.15034): Qwen2.5-Math-7B generates, Qwen2.5-7B verifies, on Eurus-2 problems.
 
-Command:   First run stage 1 of the generator, on a file of tagged solutions (rows with `question` and `solution`; the
-           paper's are not published) or on a workdir of stage 0 (configs/llama3_1_70b_teacher.py) such as runs/teacher:
+Command:   First run stage 1 of the generator. Its text is a file of tagged solutions (rows with `question` and
+           `solution`; the paper's file is not published) or a workdir of stage 0 (configs/llama3_1_70b_teacher.py):
                python -m tango_jax.sft --config=configs/qwen2_5_math_7b.py --config.generator.init_from= \
                    --config.task.stage_one=TAGGED.parquet --workdir=runs/qwen2_5_math_7b_sft
-           Once all its 800 steps are done, run reinforcement learning, which starts from that workdir
-           (generator.init_from) and rejects it if it is unfinished:
+           After all 800 steps, run reinforcement learning. It starts from that workdir (generator.init_from) and
+           rejects it if it is unfinished:
                python -m tango_jax.train --config=configs/qwen2_5_math_7b.py --workdir=runs/qwen2_5_math_7b
            With --config.generator.sft.max_heldout_loss=LOSS in both, a stage 1 that ends above LOSS is rejected, too.
            Append :rloo or :reinforce_pp to the file name for that algorithm with its published settings, e.g.
                python -m tango_jax.train --config=configs/qwen2_5_math_7b.py:rloo --workdir=runs/qwen2_5_math_7b_rloo
 Hardware:  the paper used 4 nodes of 8 A100. Start one process per node (sbatch --ntasks-per-node=1
-           launch/slurm.sbatch ...): `row_buckets` count the rows of one process. What a device needs is told by
+           launch/slurm.sbatch ...): `row_buckets` count the rows of one process. This prints the memory of a device:
                python -m tango_jax.plan --config=configs/qwen2_5_math_7b.py --target=a100-80gb:32
            or with --target=tpu-v5p:32. A checkpoint of both roles is 183 GB.
-Time:      by the plan, not measured: 11 to 19 hours on 32 A100, 8 to 16 on 32 chips of a TPU v5p, if the mean response
-           has half the maximum length; 9 to 16 and 6 to 12 if both roles sample in int8 (`model.sample_cache_dtype`,
-           `model.sample_weight_dtype`), and on the v5p share a mesh of fsdp 16 x tensor 2
-           (tango_jax/planning/README.md). Meshes and remat are the quickest that a plan found for 32 A100
-           with int8.
-Expected:  not reproduced here. The paper reports the best generator of its size on five competition benchmarks and four
+Time:      predicted, not measured, if the mean response has half the maximum length: 11 to 19 hours on 32 A100, 8 to 16
+           on 32 chips of a TPU v5p (tango_jax/planning/README.md). Predicted with int8 sampling in both roles
+           (`model.sample_cache_dtype`, `model.sample_weight_dtype`): 9 to 16 hours on 32 A100, 6 to 12 on the v5p if
+           the roles also share a mesh of fsdp 16 x tensor 2. Meshes and remat are the quickest that a plan found for 32
+           A100 with int8.
+Expected:  not reproduced. The paper reports the best generator of its size on five competition benchmarks and four
            out-of-domain tasks, and the best verifier of its size on ProcessBench.
 """
 

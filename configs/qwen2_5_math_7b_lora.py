@@ -1,15 +1,15 @@
-"""Two 7B roles on one GPU of 80 GB: adapters on one frozen Qwen2.5-Math-7B, which generates and verifies.
+"""Two 7B roles on one GPU of 80 GB: adapters of both roles on one frozen Qwen2.5-Math-7B.
 
-Command:   First stage 1 of the generator, as in configs/qwen2_5_math_7b.py, which trains its adapter here:
+Command:   First run stage 1 of the generator, as in configs/qwen2_5_math_7b.py. Here it trains the adapter:
                python -m tango_jax.sft --config=configs/qwen2_5_math_7b_lora.py --config.generator.init_from= \\
                    --config.task.stage_one=TAGGED.parquet --workdir=runs/qwen2_5_math_7b_lora_sft
-           then reinforcement learning, which starts from it:
+           Then run reinforcement learning, which starts from its result:
                python -m tango_jax.train --config=configs/qwen2_5_math_7b_lora.py --workdir=runs/qwen2_5_math_7b_lora
-Hardware:  one H100 or A100 of 80 GB; memory and times by
+Hardware:  one H100 or A100 of 80 GB. This prints memory and times:
                python -m tango_jax.plan --config=configs/qwen2_5_math_7b_lora.py --target=h100:1
            A checkpoint of both roles is 1 GB.
-Time:      by the plan, not measured: see tango_jax/planning/README.md.
-Expected:  not run on a device so far.
+Time:      predicted, not measured: see tango_jax/planning/README.md.
+Expected:  not run on a GPU or TPU so far.
 """
 
 from ml_collections import ConfigDict

