@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from support.ablation_cases import evaluation, run_rows
+from support.ablation_cases import OWN_ARMS, evaluation, finished_rows, run_rows
 from tango_jax.config import default_config
 from tango_jax.loop.describe import describe_results
 from tango_jax.records import Problem, Solution, Verification
@@ -14,7 +14,7 @@ from tango_jax.runtime.console import Console
 from tango_jax.tracking import results
 from tango_jax.tracking.evaluations import setup_of, write_table
 from tango_jax.tracking.metrics import MetricsWriter
-from tango_jax.tracking.stored_runs import compare
+from tango_jax.tracking.stored_runs import compare, stored_curves
 
 ROWS = [{"step": step, "phase": "eval", "generator_step": step, "generator/accuracy": 0.5} for step in (0, 6)]
 
@@ -114,6 +114,16 @@ def test_runs_from_other_checkpoints_are_no_pairs(tmp_path, theirs, is_told):
     attempt = {"weights": {"generator.checkpoint": "d"}}
     write_json_atomic(tmp_path / "provenance.json", {"attempts": [attempt], "files": {}})
     assert any(line.startswith("these are not paired: ") for line in compare(config, tmp_path)) == is_told
+
+
+def test_a_stored_arm_that_does_not_train_the_generator_is_not_beside_a_run(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_ARMS)
+    rows = [row for name in ("my_judge", "my_baseline")
+            for row in finished_rows(tmp_path / name, f"{tmp_path}/own.py:{name}", (0.0, 0.5))]  # fmt: skip
+    config = default_config()
+    config.compare_with = str(tmp_path / "stored.csv")
+    write_table(rows, config.compare_with)
+    assert set(stored_curves(config)) == {"my_baseline"}
 
 
 def pair(number: int, is_correct: bool, verdict: str, judgements: tuple = (True, False), steps: int = 2):
