@@ -27,6 +27,7 @@ from tango_jax.tracking.provenance import method_digests, read_provenance, weigh
 from tango_jax.tracking.run_config import changes_results
 from tango_jax.tracking.turn_metrics import tokens_sampled
 from tango_jax.weights.source import NUMERICS
+from tango_jax.weights.workdir import BASE
 
 
 class Evaluation(NamedTuple):
@@ -84,7 +85,7 @@ def evaluations_of(
     found, tokens, seconds = [], 0, 0.0
     contents = [sources.start[name] for name in ("problems", "templates") if name in sources.start]
     digests = (setup_of(config, sources.files), method_of(config, sources.files), _digest(contents) if contents else "",
-               *(sources.start.get(role, "")[:12] for role in ROLES), sources.weights,
+               *(_start_of(role, config, sources.start) for role in ROLES), sources.weights,
                sources.arm_record)  # fmt: skip
     for index, row in enumerate(metrics):
         if row["phase"] in TURN_PHASES:
@@ -101,6 +102,13 @@ def evaluations_of(
             turn.get("generator/groups_without_signal"), turn.get("generator/alpha"), *digests,
         ))  # fmt: skip
     return found
+
+
+def _start_of(role: str, config: ConfigDict, start: Mapping[str, str]) -> str:
+    """Fresh adapters count by their base alone: B is 0, and the random A differs between one policy and two."""
+    roles = [config[name] for name in ROLES]
+    is_fresh = not any(each.sft.steps or each.init_from or each.adapter not in ("", "generator") for each in roles)
+    return start.get(f"{role}{BASE}" if is_fresh else role, start.get(role, ""))[:12]
 
 
 def sources_of(workdir: Path) -> Sources:

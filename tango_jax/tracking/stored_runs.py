@@ -10,6 +10,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
+from tango_jax.method.arms import ARMS
+from tango_jax.method.load import stage_one_kind
 from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.runtime.failures import describe
 from tango_jax.runtime.model_text import on_one_line
@@ -60,7 +62,7 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
     lines = [f"to an accuracy of {LEVEL:g}, beside the runs in {table} with {same}:"]
     lines += [f"  {run:{width}}  {_amounts(curve)}" for run, curve in runs.items()]
     if not is_paired:
-        lines.append(f"these are not paired: {_describe_starts(runs.values())}. {_why_other_start(config)}")
+        lines.append(f"these are not paired: {_describe_starts(runs.values())}. {_why_other_start(config, stored)}")
     if "method" in differs:
         lines.append("beside the arm they differ in other settings, such as a schedule, a reward, a loss or a learning "
                      "rate")  # fmt: skip
@@ -99,7 +101,11 @@ def _describe_starts(curves: Collection[Curve]) -> str:
     return "they began with other weights and the same scores"
 
 
-def _why_other_start(config: ConfigDict) -> str:
+def _why_other_start(config: ConfigDict, stored: Collection[str]) -> str:
+    kind = stage_one_kind(config, config.arm)
+    others = [arm for arm in stored if arm in ARMS and stage_one_kind(config, arm) != kind]
+    if others and any(config[role].sft.steps and not config[role].init_from for role in ROLES):
+        return f"In stage 1, {arm_name(config.arm)} learns other prompts than {' and '.join(others)}"
     keys = [f"{role}.{key}" for role in ROLES for key in ("checkpoint", "init_from") if config[role][key]]
     if keys:
         return f"{' and '.join(keys)} may hold other weights than they had"
