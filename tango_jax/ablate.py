@@ -26,20 +26,19 @@ from tango_jax.ablation.summary import summarize
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import parse_command_line
 from tango_jax.cli.session import session
-from tango_jax.method.own_arm import load_arm
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checks import folder_to_write
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.lock import locked
-from tango_jax.tracking.evaluations import Evaluation, read_tables
+from tango_jax.tracking.evaluations import Evaluation, own_arms, read_tables
 from tango_jax.tracking.known_arms import known
 from tango_jax.tracking.plots import save_figure
 
 
 def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
     files = [plan.workdir / TABLE, plan.workdir / "ablation.md"]
-    with known({run.arm: load_arm(run.config.arm) for run in plan.runs}):
+    with known(own_arms(rows)):
         write_atomically(files[-1], summarize(rows))
         return files + draw_figures(rows, plan.workdir / "figures")
 
@@ -53,9 +52,10 @@ def redraw(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     folder = folder_to_write("--out", options.out)
     rows = read_tables(options.figures)
-    if options.against:
-        table, figure = compare(learning(rows), options.against)
-    files, summary = draw_figures(rows, folder), summarize(rows)
+    with known(own_arms(rows)):
+        if options.against:
+            table, figure = compare(learning(rows), options.against)
+        files, summary = draw_figures(rows, folder), summarize(rows)
     if options.against:
         files, summary = [*files, folder / "against.png"], f"{summary}\n{table}"
         save_figure(figure, files[-1])

@@ -17,7 +17,7 @@ from tango_jax.cli.config_file import stored_config
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config
 from tango_jax.loop.init_from import check_init_from, sft_directory
-from tango_jax.method.load import load_method
+from tango_jax.method.load import stage_one_kind
 from tango_jax.method.own_arm import arm_name
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
@@ -106,22 +106,24 @@ def _validate(cell: Cell) -> None:
     with mistakes.collected(place and f"{place}: "):
         validate(config)
     mistakes.raise_all()
-    kinds: dict[str, str] = {}
+    kinds: dict[str, list[str]] = {}
     for arm in config.ablation.arms:
         config.arm = arm
         with mistakes.collected(place and f"{place}, arm {arm}: "):
             validate(config)
-        kinds.setdefault(_stage_one_kind(cell, arm), arm)
+        kinds.setdefault(stage_one_kind(config, arm), []).append(arm)
+    axis = {"stage_one": {arm_name(arms[0]): {"ablation.arms": tuple(arms)} for arms in kinds.values()}}
     mistakes.require(cell.stage_one is None or len(kinds) <= 1, f"{place and f'{place}: '}ablation.arms: "
-                     f"{' and '.join(kinds.values())} learn different prompts in stage 1, so their runs are no pairs: "
-                     "give each another --workdir, and compare their tables with --figures and --against")
+                     f"{' and '.join(arms[0] for arms in kinds.values())} learn different prompts in stage 1, so their "
+                     f"runs are no pairs: add the axis {axis} to ablation.grid, and compare them with --figures and "
+                     "--against")
     mistakes.raise_all()
 
 
 def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[str, StageOne]) -> PlannedRun:
     config, stage_one = _of_a_run(cell.config, arm, seed), None
     if cell.stage_one is not None:
-        stage_name = ",".join(filter(None, (cell.stage_one, _stage_one_kind(cell, arm))))
+        stage_name = ",".join(filter(None, (cell.stage_one, stage_one_kind(cell.config, arm))))
         if stage_name not in stage_ones:
             stage_ones[stage_name] = _stage_one(cell, arm, stage_name, workdir)
         stage_one = stage_ones[stage_name]
@@ -129,13 +131,6 @@ def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[st
         config[role].init_from = str(stage_one.folder)
     name = arm_name(arm)
     return PlannedRun(cell, name, seed, workdir / cell.name / name / f"seed_{seed}", config, stage_one)
-
-
-def _stage_one_kind(cell: Cell, arm: str) -> str:
-    """How the stage 1 of an arm differs from the cell's: one policy for both roles, or further prompts; empty: it does
-    not."""
-    kind = load_method(_of_a_run(cell.config, arm, cell.config.seed)).stage_one_kind
-    return kind.removeprefix("one_policy").lstrip(",") if cell.config.verifier.adapter == "generator" else kind
 
 
 def _of_a_run(config: ConfigDict, arm: str, seed: int) -> ConfigDict:

@@ -102,6 +102,15 @@ def load_method(config: ConfigDict, task: Task | None = None, is_checked: bool =
     return method
 
 
+def stage_one_kind(config: ConfigDict, arm: str) -> str:
+    """How the stage 1 of an arm differs from the one of the settings: one policy, or further prompts; empty: it does
+    not."""
+    config = config.copy_and_resolve_references()
+    config.arm = arm
+    kind = load_method(config, is_checked=False).stage_one_kind
+    return kind.removeprefix("one_policy").lstrip(",") if config.verifier.adapter == "generator" else kind
+
+
 def _is_own(turn: TurnFunction) -> bool:
     return not getattr(turn, "__module__", "").startswith(f"{__package__}.")
 

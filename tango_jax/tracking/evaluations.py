@@ -1,6 +1,7 @@
 """The table of an experiment: one CSV row for every evaluation of every run.
 
-Six columns hold digests that say which runs compare. An empty digest was not recorded, and compares with all.
+Six columns hold digests that say which runs compare. An empty digest was not recorded, and compares with all. The last
+column holds the stored record of an arm that is not built in, as JSON.
 """
 
 import csv
@@ -15,7 +16,8 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, default_config, flatten
-from tango_jax.method.own_arm import arm_name
+from tango_jax.method.arms import ARMS, Arm
+from tango_jax.method.own_arm import arm_name, read_arm
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checks import local_path, shortened
 from tango_jax.runtime.model_text import on_one_line
@@ -25,6 +27,7 @@ from tango_jax.tracking.provenance import method_digests, read_provenance, weigh
 from tango_jax.tracking.run_config import changes_results
 from tango_jax.tracking.turn_metrics import tokens_sampled
 from tango_jax.weights.source import NUMERICS
+from tango_jax.weights.workdir import BASE
 
 
 class Evaluation(NamedTuple):
@@ -54,17 +57,19 @@ class Evaluation(NamedTuple):
     generator_start: str = ""  # weights at the start of reinforcement learning
     verifier_start: str = ""
     weights: str = ""  # checkpoints and adapters of both roles, before stage 1
+    arm_record: str = ""  # `stored_arm`, which says how to draw and compare the arm; empty: the arm is built in
 
 
 class Sources(NamedTuple):
     start: Mapping[str, str] = {}  # role, "problems" and "templates" -> digest (loop/resume.py fingerprints_of)
     files: Mapping[str, str] = {}  # setting -> digest of the user's file that it names
     weights: str = ""  # digest of the checkpoints and adapters (tracking/provenance.py weights_digest)
+    arm_record: str = ""
 
 
 _NO_SOURCES = Sources()
 _DIGESTS = ("setup", "method", "problems", "generator_start", "verifier_start", "weights")
-_TEXTS = ("task", "setting", "arm", *_DIGESTS)
+_TEXTS = ("task", "setting", "arm", *_DIGESTS, "arm_record")
 _COLUMNS = ("arm", "seed", "task.data_seed")
 _SETUP = ("task.", "eval.", "rl.prompts_per_step", "rl.samples_per_prompt",
           *(f"{role}.{group}" for role in ROLES for group in (
@@ -75,7 +80,7 @@ SETUP_IN_WORDS = ("other problems, another model, stage 1 or prompt, or turns of
 _COUNTS = ("start", "seed", "turn", "generator_step", "sampled_tokens")
 _OPTIONAL = tuple(Evaluation._field_defaults)
 _MAY_BE_EMPTY = ("verifier_step_f1", "verifier_outcome_f1", *_OPTIONAL)
-UNKNOWN_BETWEEN = tuple(name for name in _MAY_BE_EMPTY if name not in _DIGESTS)  # where a row is interpolated
+UNKNOWN_BETWEEN = tuple(name for name in _MAY_BE_EMPTY if name not in _TEXTS)  # where a row is interpolated
 
 
 def evaluations_of(
@@ -84,7 +89,8 @@ def evaluations_of(
     found, tokens, seconds = [], 0, 0.0
     contents = [sources.start[name] for name in ("problems", "templates") if name in sources.start]
     digests = (setup_of(config, sources.files), method_of(config, sources.files), _digest(contents) if contents else "",
-               *(sources.start.get(role, "")[:12] for role in ROLES), sources.weights)
+               *(_start_of(role, config, sources.start) for role in ROLES), sources.weights,
+               sources.arm_record)
     for index, row in enumerate(metrics):
         if row["phase"] in TURN_PHASES:
             tokens += tokens_sampled(row)
@@ -104,10 +110,33 @@ def evaluations_of(
     return found
 
 
+def _start_of(role: str, config: ConfigDict, start: Mapping[str, str]) -> str:
+    """Fresh adapters count by their base alone: B is 0, and the random A differs between one policy and two."""
+    roles = [config[name] for name in ROLES]
+    is_fresh = not any(each.sft.steps or each.init_from or each.adapter not in ("", "generator") for each in roles)
+    return start.get(f"{role}{BASE}" if is_fresh else role, start.get(role, ""))[:12]
+
+
 def sources_of(workdir: Path) -> Sources:
     summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
     stored = read_provenance(workdir)
-    return Sources(summary.get("provenance", {}).get("start", {}), method_digests(stored), weights_digest(stored))
+    arm = stored.get("arm")
+    return Sources(summary.get("provenance", {}).get("start", {}), method_digests(stored), weights_digest(stored),
+                   json.dumps(arm) if arm and arm["name"] not in ARMS else "")
+
+
+def own_arms(rows: Iterable[Evaluation]) -> dict[str, Arm]:
+    """{name: record} of the arms that are not built in. Raises ValueError for a damaged record."""
+    stored = {row.arm: row.arm_record for row in rows if row.arm_record}
+    return {name: _own_arm(name, text) for name, text in stored.items()}
+
+
+def _own_arm(name: str, text: str) -> Arm:
+    try:
+        return read_arm(json.loads(text))
+    except ValueError as error:
+        raise ValueError(f"arm_record of arm {name} in the table cannot be read ({error}): empty it, and the arm is "
+                         "compared as one that trains the generator") from error
 
 
 def setup_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
@@ -135,7 +164,7 @@ def digests_of(row: Evaluation) -> dict[str, str]:
 
 
 def _asks_verifier(row: Evaluation) -> bool:
-    arm = record_of(row.arm)
+    arm = record_of(row.arm) or own_arms([row]).get(row.arm)
     return arm is None or arm.uses_verifier
 
 

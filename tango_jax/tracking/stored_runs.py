@@ -10,10 +10,12 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
+from tango_jax.method.arms import ARMS
+from tango_jax.method.load import stage_one_kind
 from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.runtime.failures import describe
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.tracking.evaluations import SETUP_IN_WORDS, Evaluation, evaluations_of, read_tables, sources_of
+from tango_jax.tracking.evaluations import SETUP_IN_WORDS, Evaluation, evaluations_of, own_arms, read_tables, sources_of
 from tango_jax.tracking.known_arms import known
 from tango_jax.tracking.learning_curve import (
     LEVEL,
@@ -60,7 +62,7 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
     lines = [f"to an accuracy of {LEVEL:g}, compared with the runs in {table} with {same}:"]
     lines += [f"  {run:{width}}  {_amounts(curve)}" for run, curve in runs.items()]
     if not is_paired:
-        lines.append(f"these are not paired: {_describe_starts(runs.values())}. {_why_other_start(config)}")
+        lines.append(f"these are not paired: {_describe_starts(runs.values())}. {_why_other_start(config, stored)}")
     if "method" in differs:
         lines.append("they also differ in other settings, such as a schedule, a reward, a loss or a learning "
                      "rate")
@@ -69,10 +71,11 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
 
 def stored_curves(config: ConfigDict) -> dict[str, Curve]:
     """{other arm: its stored run of this task, start and seed}. Raises ValueError for an unreadable table."""
-    curves = curves_by_setting(read_tables([config.compare_with], "compare_with"))
-    arms, unit = curves.get((config.task.name, ""), {}), (config.task.data_seed, config.seed)
-    return {arm: found[unit] for arm, found in arms.items()
-            if arm != arm_name(config.arm) and trains_generator(arm) and unit in found}
+    rows, unit = read_tables([config.compare_with], "compare_with"), (config.task.data_seed, config.seed)
+    arms = curves_by_setting(rows).get((config.task.name, ""), {})
+    with known(own_arms(rows)):
+        return {arm: found[unit] for arm, found in arms.items()
+                if arm != arm_name(config.arm) and trains_generator(arm) and unit in found}
 
 
 def _has_same_scores(own: Curve, curve: Curve) -> bool:
@@ -98,7 +101,11 @@ def _describe_starts(curves: Collection[Curve]) -> str:
     return "they began with different weights, though with the same scores"
 
 
-def _why_other_start(config: ConfigDict) -> str:
+def _why_other_start(config: ConfigDict, stored: Collection[str]) -> str:
+    kind = stage_one_kind(config, config.arm)
+    others = [arm for arm in stored if arm in ARMS and stage_one_kind(config, arm) != kind]
+    if others and any(config[role].sft.steps and not config[role].init_from for role in ROLES):
+        return f"In stage 1, {arm_name(config.arm)} learns other prompts than {' and '.join(others)}"
     keys = [f"{role}.{key}" for role in ROLES for key in ("checkpoint", "init_from") if config[role][key]]
     if keys:
         return f"{' and '.join(keys)} may hold other weights than before"

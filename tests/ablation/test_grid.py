@@ -1,12 +1,16 @@
 """The cells of a grid: their settings, names and stages 1, and what a mistake in a grid is told."""
 
+import ast
 import re
 from fnmatch import fnmatchcase
 
 import pytest
 
+from support.ablation_cases import run_rows
 from support.paths import CONFIGS
 from support.policies import policies_of
+from tango_jax.ablation.against import compare
+from tango_jax.ablation.figures import learning
 from tango_jax.ablation.grid import NOT_IN_STAGE_ONE, make_cells, stage_one_facts
 from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.cli.command_line import load_config
@@ -19,6 +23,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tasks.registry import make_task
+from tango_jax.tracking.evaluations import read_tables, write_table
 from tango_jax.tracking.run_config import keep_config
 
 WORDS = {"1": {"task.rl_words": (1, 1), "task.test_words": [1, 1]}, "2": {"task.rl_words": (2, 2)}}
@@ -109,6 +114,22 @@ def test_arms_whose_stage_one_differs_are_no_pairs(tmp_path):
     # Where all arms are one policy, they start alike, with the stage 1 of the settings themselves.
     runs = make_plan(tiny(*settings, "verifier.adapter=generator"), tmp_path).runs
     assert {run.stage_one.folder for run in runs} == {tmp_path / "stage_one/shared"}
+
+
+def test_arms_whose_stage_one_differs_are_compared_as_the_refusal_says(tmp_path):
+    arms = "ablation.arms=('tango', 'grpo', 'self_verify')", "ablation.seeds=(0,)"
+    with pytest.raises(ValueError, match="add the axis") as refused:
+        make_plan(tiny({}, *arms), tmp_path)
+    runs = make_plan(tiny(ast.literal_eval(re.search(r"\{.*\}", str(refused.value))[0]), *arms), tmp_path).runs
+    assert sorted(run.name for run in runs) == ["stage_one=self_verify/self_verify/seed_0",
+        "stage_one=tango/grpo/seed_0", "stage_one=tango/tango/seed_0"]
+    start = {run.name: run.stage_one.folder.name for run in runs}
+    assert len(set(start.values())) == 2
+    rows = [row for run in runs for row in run_rows(run.arm, (0.0, 0.5), setting=run.cell.setting, setup="same",
+                                                    generator_start=start[run.name])]
+    write_table(rows, tmp_path / "a.csv")
+    table, _ = compare(learning(read_tables([tmp_path / "a.csv"])), "grpo")
+    assert "| self_verify, stage_one=self_verify † |" in table and "| tango, stage_one=tango |" in table
 
 
 def test_problems_that_need_other_symbols_need_another_stage_one():

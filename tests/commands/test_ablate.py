@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from support.ablation_cases import run_rows
+from support.ablation_cases import OWN_ARMS, finished_rows, run_rows
 from support.paths import CONFIGS, ROOT
 from support.policies import policies_of
 from support.processes import Finished, finish, wait_for
@@ -309,6 +309,29 @@ def test_figures_are_drawn_from_a_table_alone(tmp_path, capsys):
     for name in ("curves_last_letter", "curves_last_letter_words=4", "against"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert f"{name}.png" in printed
+
+
+def test_a_table_says_what_its_readers_need_of_arms_that_are_not_built_in(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(OWN_ARMS)
+    runs = {"tango": (0.0, 0.5, 0.9), f"{tmp_path}/own.py:my_judge": (0.0, 0.0, 0.0),
+            f"{tmp_path}/own.py:my_baseline": (0.0, 0.1, 0.2)}
+    # The baseline has no use for a verifier, and its start is no obstacle.
+    rows = [row for number, (arm, accuracy) in enumerate(runs.items()) for row in finished_rows(
+        tmp_path / str(number), arm, accuracy, {"verifier": "ab"[arm.endswith("my_baseline")] * 64})]
+    write_table(rows, tmp_path / "a.csv")
+    (tmp_path / "own.py").unlink()
+    ablate.main([f"--figures={tmp_path / 'a.csv'}", f"--out={tmp_path / 'out'}", "--against=my_baseline"])
+    summary = (tmp_path / "out" / "summary.md").read_text()
+    assert "| tango / my_baseline | 1 | 20 |" in summary and "all arms against my_baseline" in summary
+    assert "my_judge / " not in summary and "/ my_judge" not in summary
+    [judge] = [line for line in summary.splitlines() if line.startswith("| my_judge |")]
+    assert " of 1" not in judge  # it has no level to reach
+
+
+def test_a_damaged_record_of_an_arm_is_named(tmp_path):
+    write_table(run_rows("mine", (0.0, 0.5), arm_record="{"), tmp_path / "a.csv")
+    with pytest.raises(SystemExit, match="error: arm_record of arm mine in the table cannot be read"):
+        ablate.main([f"--figures={tmp_path / 'a.csv'}", f"--out={tmp_path / 'out'}"])
 
 
 @pytest.mark.parametrize("arguments, message", [

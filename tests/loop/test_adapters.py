@@ -23,7 +23,7 @@ from tango_jax.config import ROLES, flatten
 from tango_jax.loop import run
 from tango_jax.loop.imitation import sft_batch, sft_pairs
 from tango_jax.loop.init_from import check_init_from
-from tango_jax.loop.resume import references_of, start_or_resume
+from tango_jax.loop.resume import fingerprints_of, references_of, start_or_resume
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.method.own_arm import shares_policy
 from tango_jax.models import lora
@@ -35,6 +35,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, read_state
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
+from tango_jax.tracking.evaluations import Sources, evaluations_of, read_tables, write_table
 from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.peft_folder import read_adapter, write_adapter
 from tango_jax.weights.to_hf import export_hf
@@ -89,6 +90,22 @@ def test_roles_of_one_checkpoint_share_the_arrays_of_its_base(model, tmp_path):
     policies = policies_of(other)
     weights = run_stage_one(policies, other, task, tmp_path / "other", SILENT, hosts.Preemption(is_watching=False))
     assert weights["verifier"]["embed"].dtype == np.dtype("bfloat16") != weights["generator"]["embed"].dtype
+
+
+def test_fresh_adapters_of_one_policy_and_of_two_are_one_start(model, tmp_path):
+    """They draw another A for the verifier, and B is 0."""
+    found = []
+    for arm in ("tango", "self_verify"):
+        config = config_of(model, f"arm={arm}", *(f"{role}.sft.steps=0" for role in ROLES))
+        policies = policies_of(config)
+        task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+        weights = run_stage_one(policies, config, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
+        start = fingerprints_of(policies, weights, task)
+        row = {"step": 0, "phase": "eval", "generator_step": 0, "generator/accuracy": 0.5}
+        found += evaluations_of([row], config, "", Sources(start, {}))
+        assert (start["verifier"] == start["generator"]) == shares_policy(config)
+    write_table(found, tmp_path / "a.csv")
+    assert read_tables([tmp_path / "a.csv"])[1].verifier_start == found[0].verifier_start != ""
 
 
 def test_a_run_trains_its_adapters_and_saves_nothing_else(whole):

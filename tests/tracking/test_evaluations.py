@@ -209,6 +209,19 @@ def test_what_a_run_started_from_is_in_its_rows():
     assert first.problems != other.problems != ""
 
 
+def test_adapters_count_with_their_base_once_something_has_trained_them():
+    start = {"generator": "a", "generator_base": "b", "verifier": "c", "verifier_base": "b"}
+
+    def starts(**values) -> list[str]:
+        adapters = {f"{role}__model__lora__rank": 4 for role in ROLES}  # no stage 1 by default
+        [row, *_] = evaluations_of(METRICS, with_values(**adapters | values), "", Sources(start, {}))
+        return [row.generator_start, row.verifier_start]
+
+    assert starts() == starts(verifier__adapter="generator") == ["b", "b"]
+    trained = {"generator__sft__steps": 5}, {"verifier__init_from": "runs/sft"}, {"verifier__adapter": "some/peft"}
+    assert [starts(**values) for values in trained] == [["a", "c"]] * 3
+
+
 @pytest.mark.parametrize("digests, others, message", [
     ({"setup": "1"}, {"seed": 1, "setup": "2"}, "had other problems, another model, stage 1 or prompt, or turns"),
     ({"method": "1"}, {"seed": 1, "method": "2"}, "of arm grpo differ in more than the seed"),

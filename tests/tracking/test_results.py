@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from support.ablation_cases import evaluation, run_rows
-from tango_jax.config import default_config
+from support.ablation_cases import OWN_ARMS, evaluation, finished_rows, run_rows
+from tango_jax.config import ROLES, default_config
 from tango_jax.loop.describe import describe_results
 from tango_jax.records import Problem, Solution, Verification
 from tango_jax.runtime.atomic import write_json_atomic
@@ -14,7 +14,7 @@ from tango_jax.runtime.console import Console
 from tango_jax.tracking import results
 from tango_jax.tracking.evaluations import setup_of, write_table
 from tango_jax.tracking.metrics import MetricsWriter
-from tango_jax.tracking.stored_runs import compare
+from tango_jax.tracking.stored_runs import compare, stored_curves
 
 ROWS = [{"step": step, "phase": "eval", "generator_step": step, "generator/accuracy": 0.5} for step in (0, 6)]
 
@@ -115,6 +115,36 @@ def test_runs_from_other_checkpoints_are_no_pairs(tmp_path, theirs, is_told):
     attempt = {"weights": {"generator.checkpoint": "d"}}
     write_json_atomic(tmp_path / "provenance.json", {"attempts": [attempt], "files": {}})
     assert any(line.startswith("these are not paired: ") for line in compare(config, tmp_path)) == is_told
+
+
+@pytest.mark.parametrize("arm, settings, why", [
+    ("taught_verifier", {}, "In stage 1, taught_verifier learns other prompts than grpo and self_verify"),
+    ("tango", {}, "In stage 1, tango learns other prompts than self_verify"),
+    ("second_try", {"generator.checkpoint": "hub/model"}, "In stage 1, second_try learns other prompts than grpo and"),
+    ("tango", {"verifier.adapter": "generator"}, "On another kind of processor or number of cores, stage 1 sums in"),
+    ("tango", {f"{role}.init_from": "runs/sft" for role in ROLES}, "generator.init_from and verifier.init_from may "),
+])
+def test_a_run_says_why_it_began_elsewhere_than_the_stored_ones(tmp_path, arm, settings, why):
+    config = default_config()
+    config.update_from_flattened_dict({"arm": arm, "compare_with": str(tmp_path / "stored.csv")} | settings
+                                      | {f"{role}.sft.steps": 5 for role in ROLES})
+    write_table([row for stored in ("grpo", "self_verify")
+                 for row in run_rows(stored, (0.25, 0.5), start=config.task.data_seed)], config.compare_with)
+    finished_rows(tmp_path / "run", "tango", (0.0,))
+    with MetricsWriter(tmp_path / "run/metrics.jsonl") as writer:
+        writer.append(ROWS[0])
+    [line] = [line for line in compare(config, tmp_path / "run") if line.startswith("these are not paired: ")]
+    assert f"accuracy of 0.250 and a step F1 of 0.500. {why}" in line
+
+
+def test_a_stored_arm_that_does_not_train_the_generator_is_not_beside_a_run(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_ARMS)
+    rows = [row for name in ("my_judge", "my_baseline")
+            for row in finished_rows(tmp_path / name, f"{tmp_path}/own.py:{name}", (0.0, 0.5))]
+    config = default_config()
+    config.compare_with = str(tmp_path / "stored.csv")
+    write_table(rows, config.compare_with)
+    assert set(stored_curves(config)) == {"my_baseline"}
 
 
 def pair(number: int, is_correct: bool, verdict: str, judgements: tuple = (True, False), steps: int = 2):
