@@ -28,6 +28,7 @@ from tango_jax.tasks.registry import example_solution
 from tango_jax.text.templates import load_template, templates_digest
 from tango_jax.text.tokenizer import Tokenizer, is_readable
 from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.provenance import read_provenance
 from tango_jax.tracking.run_config import check_same_settings
 from tango_jax.weights.hf_layout import TEXT_PARTS
 from tango_jax.weights.peft_folder import write_adapter
@@ -51,12 +52,14 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
     source, settings = open_workdir(workdir, role), read_config(workdir)
     directory, part = newest_checkpoints(workdir, role)
     is_stage_one, step = len(part) == 1, max(complete_steps(directory))
-    stage = "stage 1 (SFT)" if is_stage_one else "reinforcement learning"
+    arm = read_provenance(workdir).get("arm") or {}
+    is_trained = not arm or arm["is_one_policy"] or role in arm["turns"]  # a checkpoint holds both roles all the same
+    stage = "reinforcement learning" if is_trained and not is_stage_one else "stage 1 (SFT)"
     prompting = prompting_of(settings, role, peek_meta(directory).meta)
     whose = "One policy in both roles" if has_one_policy(workdir) else role.capitalize()
     row = last_evaluation(directory.parent / "metrics.jsonl", step)
     card = model_card(
-        f"{whose} of a run of RL Tango, after {stage}",
+        f"{whose} of a run of {arm.get('label', 'RL Tango')}, after {stage}",
         source.base_model,
         {name: value for name, value in row.items() if name.startswith(f"{role}/")},
         prompting,

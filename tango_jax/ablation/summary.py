@@ -104,9 +104,10 @@ def _start(arms: Arms) -> str:
               "verifier_outcome_f1": "outcome F1"}
     shown = []
     for name, title in titles.items():
-        values = [getattr(curve.evaluations[0], name) for curves in arms.values() for curve in curves.values()]
-        if None not in values:
-            shown.append(f"{title} {np.mean(values):.3f}")
+        values = {unit: getattr(curve.evaluations[0], name)
+                  for curves in arms.values() for unit, curve in curves.items()}
+        if None not in values.values():
+            shown.append(f"{title} {estimate(values).value:.3f}")
     sampled = sampled_at_start(arms)
     told = "" if sampled is None else f"; {100 * sampled:.3g} % of the solutions of the first generator turn are right"
     return f"Start: {', '.join(shown)}{told}."
@@ -125,7 +126,9 @@ def _other_methods(arms: Arms) -> list[str]:
 
 def _arms_table(arms: Arms) -> list[str]:
     whole = {arm: arms[arm] for arm in in_order(arms)}
-    cut, span = over_same_steps(whole)
+    # An arm that trains the verifier alone ends with the last whole cycle, and cuts no other.
+    same, span = over_same_steps({arm: curves for arm, curves in whole.items() if trains_generator(arm)} or whole)
+    cut = {arm: same.get(arm, curves) for arm, curves in whole.items()}
     lines = head(("arm", "runs", "accuracy, mean", "accuracy, end", f"reached {LEVEL:g}", "steps", "1000 tokens",
                   "verifier step F1, end", "outcome F1, end", "step F1 on live solutions, sampled"))
     for arm, curves in cut.items():

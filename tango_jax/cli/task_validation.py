@@ -118,9 +118,9 @@ def _check_tagged(config: ConfigDict, mistakes: Mistakes) -> None:
                          "rows, or lower it")
 
 
-def _check_sizes(config: ConfigDict, mistakes: Mistakes, method: Method | None) -> None:
-    task, main = config.task, SYNTHETIC[config.task.name].SIZES[0]
-    for split in SPLITS:
+def check_ranges(task: ConfigDict, mistakes: Mistakes) -> None:
+    """Of the sizes of a synthetic task, before a problem is made."""
+    for split in SPLITS if task.name in SYNTHETIC else ():
         for size in SYNTHETIC[task.name].SIZES:
             key, may_be_empty = f"{split}_{size}", split in ("verifier", "test")
             value = tuple(task.get(key, ()))
@@ -128,6 +128,10 @@ def _check_sizes(config: ConfigDict, mistakes: Mistakes, method: Method | None) 
                 (may_be_empty and not value) or (len(value) == 2 and value[0] <= value[1]),
                 f"task.{key}={value} must be (low, high) with 1 <= low <= high{', or empty' * may_be_empty}",
             )
+
+
+def _check_sizes(config: ConfigDict, mistakes: Mistakes, method: Method | None) -> None:
+    task, main = config.task, SYNTHETIC[config.task.name].SIZES[0]
     own, rl = tuple(task[f"verifier_{main}"]), tuple(task[f"rl_{main}"])
     if own and rl:
         mistakes.require(own[0] <= rl[-1], f"task.verifier_{main}={own} begins above the longest problems of the "

@@ -4,7 +4,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.cli.config_file import check_keys
 from tango_jax.cli.ranges import check_values
-from tango_jax.cli.task_validation import check_task
+from tango_jax.cli.task_validation import check_ranges, check_task
 from tango_jax.config import ROLES, flatten
 from tango_jax.method.load import load_method, load_parts
 from tango_jax.method.own_arm import arm_name, arm_or_none, load_arm, make_schedule, shares_policy
@@ -59,6 +59,7 @@ def validate(config: ConfigDict) -> None:
     if shares_policy(config):
         _check_one_policy(config, mistakes)
     method = None
+    check_ranges(config.task, mistakes)
     with mistakes.collected():
         if mistakes.messages:
             load_parts(config)

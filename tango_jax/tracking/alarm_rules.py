@@ -6,7 +6,7 @@ It returns None where all is well or there are too few rows to judge.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import NamedTuple
 
 import numpy as np
@@ -59,18 +59,19 @@ def recent_mean(rows: Sequence[dict], name: str, count: int, least: int) -> floa
     return float(np.mean(found)) if len(found) >= least else None
 
 
-def highest_mean(rows: Sequence[dict], name: str, count: int) -> float | None:
-    """Mean of the last `count` values, of the generator's turns or of the verifier's: the higher one."""
-    generators = [row for row in rows if row.get("phase") == "generator"]
-    others = [row for row in rows if row.get("phase") != "generator"]
-    means = [recent_mean(turns, name, count, least=count) for turns in (generators, others)]
-    return max((mean for mean in means if mean is not None), default=None)
+def means_over_turns(rows: Sequence[dict], role: str, names: Sequence[str], count: int) -> list[float] | None:
+    """Means of metrics over those of the last `count` turns of a role that have all of them: more than half must, or
+    the figures would be old."""
+    turns = [row for row in rows if (row.get("phase") == "generator") == (role == "generator")][-count:]
+    found = [[row[name] for name in names] for row in turns if all(row.get(name) is not None for name in names)]
+    return np.mean(found, axis=0).tolist() if len(turns) == count and 2 * len(found) > count else None
 
 
 def _truncation(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     names = (role, *(name for name, prompt in PROMPTS.items() if prompt.role == role and name != role))
-    means = [highest_mean(rows, f"{name}/truncation_rate", limits.window) for name in names]
-    mean = max((mean for mean in means if mean is not None), default=0.0)
+    means = [means_over_turns(rows, turn, [f"{name}/truncation_rate"], limits.window)
+             for name in names for turn in ROLES]
+    mean = max((found[0] for found in means if found), default=0.0)
     if mean <= limits.truncation * ease:
         return None
     return (
@@ -148,12 +149,10 @@ def _entropy(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Fi
 
 
 def _recent_verdicts(rows: Sequence[dict], names: Sequence[str], count: int) -> Iterator[tuple[str, list[float]]]:
-    """Prefixes with verdicts in at least `count` turns, and the means of metrics over the last of these."""
-    for prefix, place in VERDICTS.items():
-        in_place = ([row.get(f"{prefix}{name}") for name in names] for row in reversed(rows))
-        found = list(islice((means for means in in_place if None not in means), count))
-        if len(found) == count:
-            yield place, np.mean(found, axis=0).tolist()
+    """Prefixes with verdicts in the last `count` turns, and the means of metrics over these."""
+    for (prefix, place), role in product(VERDICTS.items(), ROLES):
+        if found := means_over_turns(rows, role, [f"{prefix}{name}" for name in names], count):
+            yield place, found
 
 
 def _one_verdict(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
@@ -256,11 +255,9 @@ def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Limits
 
 
 def _step_count(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-    correlation, approved = (recent_mean(rows, f"generator/{name}", limits.window, least=limits.window)
-                             for name in ("step_count_corr", "steps_approved"))
-    if correlation is None or approved is None or approved <= limits.steps_approved * ease:
-        return None
-    if abs(correlation) <= limits.step_count_corr * ease:
+    names = ("generator/step_count_corr", "generator/steps_approved")
+    correlation, approved = means_over_turns(rows, "generator", names, limits.window) or (0.0, 0.0)
+    if approved <= limits.steps_approved * ease or abs(correlation) <= limits.step_count_corr * ease:
         return None
     return (
         f"{approved:.0%} of the steps are approved, and the step advantages of a group follow the number of steps "

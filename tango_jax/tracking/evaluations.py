@@ -49,8 +49,8 @@ class Evaluation(NamedTuple):
     groups_without_signal: float | None = None
     alpha: float | None = None  # weight of the step rewards
     steps_mean: float | None = None  # steps of a sampled solution
-    steps_approved: float | None = None  # share of these that are approved
-    verifier_live_accept_gap: float | None = None  # tracking/scores.py; None in the warm-up
+    steps_approved: float | None = None  # share that is approved, where the steps of all solutions are rewarded
+    verifier_live_accept_gap: float | None = None  # tracking/scores.py, aligned verifications; None in the warm-up
     setup: str = ""  # `setup_of` the run
     method: str = ""  # `method_of` the run
     problems: str = ""  # contents of the files of problems and prompts
@@ -104,8 +104,8 @@ def evaluations_of(
             row.get("verifier/pool/outcome_f1"), turn.get("generator/reward/outcome"),
             None if is_warmup_ahead else turn.get("verifier/live_step_f1"),
             turn.get("generator/groups_without_signal"), turn.get("generator/alpha"), turn.get("generator/steps_mean"),
-            turn.get("generator/steps_approved"), None if is_warmup_ahead else turn.get("verifier/live_accept_gap"),
-            *digests,
+            None if _selects(turn) else turn.get("generator/steps_approved"),
+            None if is_warmup_ahead else turn.get("verifier/live_accept_gap"), *digests,
         ))
     return found
 
@@ -115,6 +115,11 @@ def _start_of(role: str, config: ConfigDict, start: Mapping[str, str]) -> str:
     roles = [config[name] for name in ROLES]
     is_fresh = not any(each.sft.steps or each.init_from or each.adapter not in ("", "generator") for each in roles)
     return start.get(f"{role}{BASE}" if is_fresh else role, start.get(role, ""))[:12]
+
+
+def _selects(turn: Mapping) -> bool:
+    """Whether only some of the solutions of a generator's turn were judged or trained on."""
+    return "generator/judged_share" in turn or "generator/batches_sampled" in turn
 
 
 def sources_of(workdir: Path) -> Sources:

@@ -56,7 +56,8 @@ def verifier_scores(solutions: Sequence[Solution], verifications: Sequence[Verif
 
     A misaligned verification judges no steps: each counts as a prediction of None. `right_verdict_wrong_steps`: the
     share of right verdicts of aligned verifications with a wrong step. `accept_gap`: the share of right solutions of
-    which no step is rejected, minus that of wrong ones (J of arXiv 2601.04411); left out unless there are both.
+    which no step is rejected, minus the same share of wrong ones (J of arXiv 2601.04411), among aligned verifications;
+    left out unless there are both.
     """
     verdicts = [v.verdict for v in verifications]
     predicted = [VERDICTS[verdict] for verdict in verdicts]

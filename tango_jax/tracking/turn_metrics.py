@@ -24,13 +24,14 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
     """
     by_name: dict[str, list[Responses]] = {}
     for responses in t.sampled:
-        by_name.setdefault(responses.name, []).extend([responses] * bool(responses.metrics))
+        by_name.setdefault(responses.name, []).extend([responses] * bool(len(responses) or responses.metrics))
     own = {}
     if t.role == "generator" and (solved := t.everything("generator")):
         own["generator/steps_mean"] = np.mean([len(solution.steps) for one in solved for solution in one])
-    judged = t.everything("verifier") if t.role == "verifier" else by_name.get("verifier", [])[:1]
-    # In a generator turn only the first of several verifications of a solution counts.
-    records = [one for each in judged for one in each.records[:: 1 if t.role == "verifier" else each.group_size]]
+    judged = t.everything("verifier") if t.role == "verifier" else by_name.get("verifier", [])
+    records = [one for each in judged for one in each.records]
+    if t.role == "generator":  # only the first of several verifications of a solution counts
+        records = list({id(one.of): one for one in reversed(records)}.values())[::-1]
     if records and all(isinstance(one.of, Solution) for one in records):
         is_all = len(records) == sum(map(len, by_name.get("generator", [])))  # a custom turn may judge a part
         is_part = t.rl.dynamic_sampling > 0 or "generator/judged_share" in lesson.metrics or not is_all

@@ -129,7 +129,7 @@ def model_card(
     front += [f"base_model: {base_model}"] if base_model else []
     lines = [*front, "tags:", "- tango_jax", "- reinforcement-learning", "---", "", f"# {title}", ""]
     weights = f" These are the weights {trained}." if trained else ""
-    lines += [f"Trained with RL Tango (arXiv 2505.15034) by tango_jax.{weights}", ""]
+    lines += [f"Made by tango_jax, an implementation of RL Tango (arXiv 2505.15034).{weights}", ""]
     if prompting is not None:
         turn = ", as the user's turn of the chat template," if prompting.use_chat else ""
         lines += ["## Use", "", "In this folder:", "", "```python", prompting.snippet(example), "```", "",

@@ -12,6 +12,7 @@ from support.paths import ROOT
 from support.tiny_checkpoints import save_run, write_tiny_folder, write_tiny_gguf
 from tango_jax import export
 from tango_jax.config import default_config
+from tango_jax.method.own_arm import stored_arm
 from tango_jax.models.transformer import init_params
 from tango_jax.records import Problem
 from tango_jax.runtime.checkpoint import Checkpointer
@@ -87,6 +88,17 @@ def test_the_card_shows_what_was_measured_of_these_weights(folder, tmp_path):
         card = (export.export(tmp_path / "run", "generator", tmp_path / str(step)) / "README.md").read_text()
         assert f"These are the weights after turn {step}." in card
         assert f"Of the weights {evaluated}:\n" in card and f"| generator/accuracy | {accuracy} |" in card
+
+
+def test_the_card_names_the_arm_and_whether_it_trains_the_role(folder, tmp_path):
+    config = default_config()
+    config.verifier.checkpoint = config.generator.checkpoint = str(folder)
+    save_run(tmp_path / "run", config, step=3)
+    stored = {"attempts": [{}], "files": {}, "arm": stored_arm("grpo")}
+    (tmp_path / "run" / "provenance.json").write_text(json.dumps(stored))
+    for role, stage in (("generator", "reinforcement learning"), ("verifier", "stage 1 (SFT)")):
+        card = (export.export(tmp_path / "run", role, tmp_path / role) / "README.md").read_text()
+        assert f"# {role.capitalize()} of a run of GRPO (no verifier), after {stage}\n" in card
 
 
 def test_a_model_from_scratch_is_exported_with_its_tokenizer(tmp_path):

@@ -39,7 +39,7 @@ WRITTEN = (
     ("train", "--config.generator.mesh.decode_tensor=3", "mesh.decode_tensor=3"),
     ("train", "--config.verifier.mesh.tensor=5", "tensor=5"),
     ("train", "--config.generator.max_prompt=2", "generator.max_prompt=2"),
-    ("train", "--config.generator.template=math", "generator.max_prompt=24"),
+    ("train", "--config.generator.template=math", "generator.max_prompt=104"),
     ("train", "--config.generator.row_buckets=(0,8)", "row_buckets=(0, 8)"),
     ("train", "--config.generator.row_buckets=(8,4)", "row_buckets=(8, 4)"),
     ("train", "--config.generator.cache_tokens=40", "generator.cache_tokens=40"),

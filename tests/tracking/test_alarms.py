@@ -106,6 +106,16 @@ def test_an_alarm_rings_beyond_its_limit_and_only_there(name, wrong, said, right
     assert names(run_of(right)) == set()
 
 
+@pytest.mark.parametrize("name, old", [
+    ("generator/step_count", {"generator/step_count_corr": lambda step: -0.9 if step <= 6 else None,
+                              "generator/steps_approved": 0.95}),
+    ("generator/truncation", {"second_try/truncation_rate": lambda step: 0.9 if step <= 6 else None}),
+])
+def test_what_is_no_longer_measured_does_not_ring(name, old):
+    assert names(run_of(old, turns=6)) == {name}
+    assert names(run_of(old, turns=12)) == set()
+
+
 def test_every_alarm_is_among_the_cases():
     assert {case[0] for case in CASES} == set(RULES)
 
