@@ -26,6 +26,7 @@ from tango_jax.cli.validation import validate
 from tango_jax.method import tango
 from tango_jax.method.load import load_method
 from tango_jax.records import Rollout, Solution, StepRewards
+from tango_jax.rl import step_count_bias
 from tango_jax.runtime.user_code import load_function
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.metrics import read_metrics
@@ -183,7 +184,9 @@ def commands_of(text: str) -> list[str]:
     return [line[line.index("python -m tango_jax.") :] for line in lines if "python -m tango_jax." in line]
 
 
-SHOWN = [(page, line) for page in PAGES for line in commands_of((ROOT / page).read_text(encoding="utf-8"))]
+BIAS = "python -m tango_jax.rl.step_count_bias"  # prints tables, and takes no arguments
+SHOWN = [(page, line) for page in PAGES for line in commands_of((ROOT / page).read_text(encoding="utf-8"))
+         if line != BIAS]
 
 
 class Parsed(BaseException):
@@ -252,6 +255,18 @@ def test_ones_own_problems_train_with_the_readmes_command(tmp_path):
     assert settings["notes"].startswith("problems: 4 for training") and settings["generator.use_chat"] is True
     again = run_python(shlex.split(shown)[1:], tmp_path)
     assert again.code == 0 and "runs/mine holds a finished run" in again.stdout, again.stderr
+
+
+def test_the_tables_of_the_step_count_are_those_that_are_shown(capsys):
+    page = (CONFIGS / "README.md").read_text(encoding="utf-8")
+    assert BIAS in page
+    step_count_bias.main()
+    printed = capsys.readouterr().out.splitlines()
+    shown = re.findall(r"^\| (four of .*?) \| ([-+][\d.]+) and ([-+][\d.]+) \| 0 and 0 \|$", page, re.MULTILINE)
+    assert len(shown) == 3
+    for case, few, many in shown:
+        (line,) = [line for line in printed if line.startswith(f"{case.replace(' steps', '')} ")]
+        assert line.removeprefix(case.replace(" steps", "")).split()[:4] == [few, many, "+0.00", "+0.00"]
 
 
 def test_commands_are_found():

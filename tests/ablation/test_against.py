@@ -130,8 +130,8 @@ def test_another_setting_is_marked_unless_the_table_tells_that_it_is_none():
 
 
 @pytest.mark.parametrize("against, told", [
-    ("nobody", "--against=nobody names none of the arms and settings: choose one of grpo, gold_steps, tango:trust=on"),
-    ("tango:trust=off", "--against=tango:trust=off names none"),
+    ("nobody", "--against=nobody matches none of the arms and settings: choose one of grpo, gold_steps, tango:trust=on"),
+    ("tango:trust=off", "--against=tango:trust=off matches none"),
 ])
 def test_a_reference_that_is_not_there_is_refused(against, told):
     with pytest.raises(ValueError, match=told):
@@ -143,7 +143,7 @@ def test_a_reference_in_several_settings_needs_its_own():
         others, own = ([row for row in rows() if (row.arm == "grpo") == is_own] for is_own in (False, True))
         return learning(others + [row._replace(setting=setting) for setting in settings for row in own])
 
-    with pytest.raises(ValueError, match="--against=grpo names 2 of the arms and settings: choose one of.*, grpo:b"):
+    with pytest.raises(ValueError, match="--against=grpo matches 2 of the arms and settings: choose one of.*, grpo:b"):
         compare(in_settings("a", "b"), "grpo")
     # The one without a setting has no other name.
     table, _ = compare(in_settings("", "b"), "grpo")

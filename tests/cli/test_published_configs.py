@@ -128,8 +128,8 @@ def test_every_last_letter_text_fits_whatever_the_tokenizer():
     """A token is a byte or more, so bytes bound tokens; one more for the stop token, three for line ends."""
     config = resolved("qwen2_5_1_5b_last_letter")
     question = " ".join(f"{'a' * 12}#{k}" for k in range(1, 13))
-    solution = last_letter.solution_text(["a"] * 12)
-    verification = last_letter.verification_text(["a"] * 12, ["b"] * 12)
+    solution = last_letter.solution_text(["a"] * 12, [1] * 12)
+    verification = last_letter.verification_text(["a"] * 12, ["b"] * 12, [1] * 12)
     assert (len(question), len(solution), len(verification)) == (182, 355, 688)
     assert len(question) + 1 <= config.generator.max_prompt and len(solution) + 1 <= config.generator.max_response
     assert len(question) + len(solution) + len("12") + 3 <= config.verifier.max_prompt

@@ -71,7 +71,8 @@ def test_the_list_of_keys():
     assert describe_keys("rl.gamma") == (
         "rl.gamma=0.8\n    Weight of the verifier's format score in its reward. [at least 0 and at most 100]")
     assert describe_keys("verifier.mesh.fsdp").startswith("ROLE.mesh.fsdp=-1\n")
-    assert "resumed: yes, a run may go on with other devices]" in describe_keys("generator.mesh.fsdp")
+    shown = " ".join(describe_keys("generator.mesh.fsdp").split())
+    assert "change on resume: yes, a run may go on with other devices]" in shown
     with pytest.raises(ValueError, match="--keys=nonsense: no key has this in its name"):
         describe_keys("nonsense")
 

@@ -222,7 +222,7 @@ def test_step_ends_where_a_character_is_split_inside_a_step():
 
 
 def test_step_ends_of_the_tasks_own_tokens(tokenizer):
-    text = last_letter.solution_text(["t", "g"])
+    text = last_letter.solution_text(["t", "g"], [1, 1])
     ids = tokenizer.encode_response(text)
     (close,) = tokenizer.encode_fn("</step>")
     solution = make_solution(TASK, PROBLEM, *tokenizer.decode_with_ends(ids), True)

@@ -121,7 +121,7 @@ def test_runs_from_other_checkpoints_are_no_pairs(tmp_path, theirs, is_told):
     ("taught_verifier", {}, "In stage 1, taught_verifier learns other prompts than grpo and self_verify"),
     ("tango", {}, "In stage 1, tango learns other prompts than self_verify"),
     ("second_try", {"generator.checkpoint": "hub/model"}, "In stage 1, second_try learns other prompts than grpo and"),
-    ("tango", {"verifier.adapter": "generator"}, "On another kind of processor or number of cores, stage 1 sums in"),
+    ("tango", {"verifier.adapter": "generator"}, "On another kind of processor or number of cores, stage 1 adds in"),
     ("tango", {f"{role}.init_from": "runs/sft" for role in ROLES}, "generator.init_from and verifier.init_from may "),
 ])
 def test_a_run_says_why_it_began_elsewhere_than_the_stored_ones(tmp_path, arm, settings, why):

@@ -114,7 +114,7 @@ def test_other_starts_are_warned_of_unless_a_seed_accounts_for_them():
     assert warnings(lines_of(runs)) == []  # one folder, as a relative and as an absolute path
     runs += [run_of("c", seed=2, generator__init_from="runs/second"), run_of("d", seed=3)]
     (warning,) = warnings(lines_of(runs))
-    assert warning.startswith("the runs of the line Tango (trained together) differ in generator.init_from, so that")
+    assert warning.startswith("the runs of the line Tango (trained together) differ in generator.init_from, so its")
     assert "(runs/first in a and b; runs/second in c; empty in d)" in warning and warning.endswith(f"--as_seed={key}")
     assert warnings(lines_of(runs, [key]), [key]) == []
     # The same seed from another start is another draw, but not another seed of the same line.
