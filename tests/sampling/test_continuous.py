@@ -84,7 +84,7 @@ def test_rows_wait_and_go_on_where_they_were(setup):
     assert done.segments[-1].shape.cache == LIMIT
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
+@settings(deadline=None, max_examples=25, derandomize=True)
 @given(
     cache_tokens=st.integers(24, 8 * 24),
     cache_buckets=st.sampled_from([(LIMIT,), (3, LIMIT), (7, LIMIT), (3, 7, LIMIT)]),
