@@ -7,6 +7,7 @@ import traceback
 
 import pytest
 
+from support.policies import policies_of
 from support.tiny_train import repeatable_rows
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import locked
@@ -29,7 +30,16 @@ def config():
 
 
 @pytest.fixture(scope="module")
-def finished(config, tmp_path_factory):
+def compiled_once(config):
+    """Further runs take what the first has compiled."""
+    policies = policies_of(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tango_jax.loop.run.make_policies", lambda *_: policies)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(config, compiled_once, tmp_path_factory):
     """A run in a thread that is not the main one, as some notebooks and servers have; its workdir, and what it gave."""
     workdir, results = tmp_path_factory.mktemp("runs") / "new" / "run", []
     thread = threading.Thread(target=lambda: results.append(train(config, str(workdir), SILENT)))
