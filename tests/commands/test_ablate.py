@@ -339,7 +339,7 @@ def test_a_damaged_record_of_an_arm_is_named(tmp_path):
     (["--figures=none.csv"], "error: none.csv cannot be read (No such file or directory)"),
     (["--figures={table}", "--config=tiny"], "error: unknown argument '--config=tiny'"),
     (["--figures={table}", "--out={table}"], "is a file; name a folder"),
-    (["--figures={table}", "--against=tango"], "error: --against=tango names none of the arms and settings: "),
+    (["--figures={table}", "--against=tango"], "error: --against=tango matches none of the arms and settings: "),
 ])
 def test_a_mistake_in_drawing_is_one_line(tmp_path, arguments, message):
     write_table(run_rows("grpo", (0.0, 0.5)), tmp_path / "a.csv")
