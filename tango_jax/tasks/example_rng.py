@@ -1,4 +1,4 @@
-"""Random numbers of the synthetic tasks, by seed, split and index."""
+"""What the synthetic tasks share: random numbers by seed, split and index, and steps of one move or two."""
 
 import numpy as np
 
@@ -20,7 +20,8 @@ SPLITS = {
     "sft_informed_heldout": 15,
 }
 
-DOUBLE_ERROR = 2  # times as often as elsewhere, a teacher errs where a step makes two moves
+DOUBLE = "two at once: "  # begins the kind of a step that makes two moves
+DOUBLE_ERROR = 2  # the generator's teacher errs so many times as often in such a step
 EASY_ERROR = 0.02  # error rate of the synthetic teachers on what is not hard
 
 

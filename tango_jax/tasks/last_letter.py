@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.records import Problem
 from tango_jax.tasks.example_rng import (
+    DOUBLE,
     DOUBLE_ERROR,
     EASY_ERROR,
     by_step,
@@ -35,7 +36,6 @@ ALPHABET = string.ascii_lowercase + string.digits + "}\n "
 HARD_LETTERS = "bdfhjlnpr"  # none is the successor of another
 RIGHT_KINDS = ("easy letter", "hard letter")  # of correct steps, see `step_kinds`
 KINDS = (*RIGHT_KINDS, "next letter of the alphabet", "another letter", "another number")
-DOUBLE = "two at once: "
 _ENDS, _AND = " ends in ", " and "
 _MOVE = re.compile(rf"#(\d+){_ENDS}([a-z])")
 _WORD = re.compile(r"([a-z]+)#\d+")

@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.records import Problem
 from tango_jax.tasks.example_rng import (
+    DOUBLE,
     DOUBLE_ERROR,
     EASY_ERROR,
     by_step,
@@ -40,7 +41,6 @@ LETTERS = "abcde"
 Swap = tuple[int, int]  # two positions of the state, counted from 1, the lower one first
 SWAPS: tuple[Swap, ...] = tuple(itertools.combinations(range(1, len(LETTERS) + 1), 2))
 RIGHT_KINDS = ("hard swap", "easy swap")  # of correct steps, see `step_kinds`
-DOUBLE = "two at once: "
 HARD_DISTANCE = 3  # 3 of the 10 swaps are of positions this far apart: 1-4, 1-5 and 2-5
 ALPHABET = f"{LETTERS}0123456789-}}\n "
 _STATE = f"[{LETTERS}]{{{len(LETTERS)}}}"

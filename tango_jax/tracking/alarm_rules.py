@@ -60,8 +60,8 @@ def recent_mean(rows: Sequence[dict], name: str, count: int, least: int) -> floa
 
 
 def means_over_turns(rows: Sequence[dict], role: str, names: Sequence[str], count: int) -> list[float] | None:
-    """Means of metrics over those of the last `count` turns of a role that have all of them: more than half must, or
-    the figures would be old."""
+    """The means of metrics over the last `count` turns of a role. A turn that lacks one is left out. None if half of
+    the turns do: older ones say nothing of today."""
     turns = [row for row in rows if (row.get("phase") == "generator") == (role == "generator")][-count:]
     found = [[row[name] for name in names] for row in turns if all(row.get(name) is not None for name in names)]
     return np.mean(found, axis=0).tolist() if len(turns) == count and 2 * len(found) > count else None

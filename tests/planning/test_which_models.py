@@ -11,7 +11,7 @@ from tango_jax.planning.machines import GIB
 from tango_jax.planning.targets import machine_of, open_target
 from tango_jax.weights.presets import CONFIG_JSON, preset_model
 
-# One of each family, the largest, and those that are asked about below. (Notebook 05, which is run by
+# One of each family, the largest, and those that the tests name. (Notebook 05, which is run by
 # tests/notebook/test_notebooks.py, has the figures of all.)
 EXAMINED = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-0.6B",
             "meta-llama/Llama-3.1-70B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM3-3B",
