@@ -68,11 +68,11 @@ def sft_batch(
     return pack_pairs(policy, pairs, most), most - len(pairs)
 
 
-def heldout_batch(policy: Policy, task: Task, rehearsed: Policy | None = None) -> Batch:
-    """Raises ValueError if no held-out example fits."""
+def heldout_batch(policy: Policy, task: Task) -> Batch:
+    """Of the policy's role alone, also where its batches have examples of both. Raises ValueError if none fits."""
     role, count, row_length = policy.role, policy.config.sft.eval_examples, sft_pack_shape(policy.config).row_length
-    batch, left_out = sft_batch(policy, task, "heldout", 0, count, rehearsed)
-    if left_out == count * (2 if rehearsed else 1):
+    batch, left_out = sft_batch(policy, task, "heldout", 0, count)
+    if left_out == count:
         raise ValueError(f"none of the first {count} held-out examples of the {role}'s stage 1 fits within its limits "
                          f"({role}.max_prompt={policy.config.max_prompt}, rows of {row_length} tokens): raise "
                          f"{role}.max_prompt or {role}.sft.pack_length")

@@ -208,7 +208,7 @@ def _make_updates(
 ) -> tuple[TrainState, SftProgress]:
     policy, jitted, checkpointer = run.policy, run.jitted, run.checkpointer
     sft, role = policy.config.sft, policy.role
-    heldout = heldout_batch(policy, run.task, run.rehearsed)
+    heldout = heldout_batch(policy, run.task)
     began, pending, train_loss = time.monotonic() - done.seconds, None, None
     saved_at, save_s = time.monotonic(), 0.0
     for step in range(done.step + 1, sft.steps + 1):

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.grading import GradeReport
 from tango_jax.method import practice
-from tango_jax.method.dynamic_sampling import Batch, chosen_batch
+from tango_jax.method.dynamic_sampling import Batch, chosen_batch, over_batches
 from tango_jax.records import Memory, Problem, Responses, Rewards, Rollout, StepRewards, Term
 from tango_jax.rl.algorithms import Algorithm
 from tango_jax.rl.own_reward import OwnReward
@@ -123,13 +123,13 @@ class Turn:
         self.role, self.place, self.generator_step = place.role, place, place.generator_step
         self.algorithm = Advantages(algorithm, place.role, config[place.role])
         self.sampled: list[Responses] = []  # all responses of the turn, by calls; of a dynamic batch, those chosen
-        self.metrics: dict[str, float] = {}  # of dynamic sampling
+        self.metrics: dict[str, float] = {}  # of `until_full`, the mean of its calls
         self.draws: Counter[str] = Counter()  # by stream
         self.adds_own_reward = self.has_labels = False
         self.calls: Calls = {}  # of the turn so far; of several batches, the largest
         self.scored: list[Call] = []
         self._work, self._own_reward, self._rehearsed = work, own_reward, rehearsed
-        self._batch, self._numbers, self._everything = 0, Counter(), []
+        self._batch, self._numbers, self._everything, self._full = 0, Counter(), [], []
 
     def sample(
         self, role: str, parents: Sequence, samples: int = 1, prompt: Prompt | None = None, at_most: int = 0
@@ -188,9 +188,11 @@ class Turn:
             batches.append(Batch.of(problems, self.sampled, responses, reward, signal_P))
         self._batch = 0
         if most == 1:
-            chosen, self.metrics = batches[0], {f"{self.role}/groups_without_signal": 1.0 - float(signal_P.mean())}
+            chosen, metrics = batches[0], {f"{self.role}/groups_without_signal": 1.0 - float(signal_P.mean())}
         else:
-            chosen, self.metrics = chosen_batch(batches, self.role)
+            chosen, metrics = chosen_batch(batches, self.role)
+        self._full.append(metrics)
+        self.metrics = over_batches(self._full)
         self.sampled = before + chosen.sampled
         return chosen.responses, chosen.reward
 

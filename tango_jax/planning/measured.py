@@ -63,12 +63,13 @@ def open_run(workdir: str) -> Run:
 def _lengths(updated: str, rows: list[dict]) -> dict[str, Lengths]:
     """In turns of the `updated` role. Solutions are judged once a turn, whatever was drawn before."""
     told = {role: [row for row in rows if f"{role}/length_mean" in row] for role in ROLES}
-    share, batches = (statistics.median(row.get(name, 1.0) for row in rows)
-                      for name in ("generator/judged_share", f"{updated}/batches_sampled"))
+    judged, tried, batches = (statistics.median(row.get(name, 1.0) for row in rows) for name in (
+        "generator/judged_share", "second_try/share", f"{updated}/batches_sampled"))
+    share = {"generator": (1 + tried) / 2, "verifier": judged if updated == "generator" else 1.0}
     return {
         role: Lengths(round(statistics.median(row[f"{role}/length_max"] for row in found)),
                       statistics.median(row[f"{role}/length_mean"] for row in found),
-                      share if role == "verifier" and updated == "generator" else 1.0,
+                      share[role],
                       batches if role in ("generator", updated) else 1.0)
         for role, found in told.items() if found
     }

@@ -118,6 +118,10 @@ def assumptions(plan: RunPlan) -> list[str]:
         f"links carry {times.SHARE_OF_LINK:.0%} of {target.link / 1e9:.3g} GB/s, networks of "
         f"{target.network / 1e9:.3g} GB/s a device; parsing, grading and evaluation are not counted",
     ]
+    calls = [call for one in plan.job.method.rehearsals.values() for call in one.calls.values()]
+    if most := {call.prompt.name: None for call in calls if call.at_most}:
+        lines.append(f"how often a turn samples {' and '.join(most)} depends on earlier responses: the most possible "
+                     "is counted")
     if further := options.config.rl.dynamic_sampling:
         lines.append(f"a turn samples one batch of problems; with rl.dynamic_sampling={further} it may sample up to "
                      f"{1 + further}, and then takes up to {1 + further} times as long for solutions, and in the "

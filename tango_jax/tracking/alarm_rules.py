@@ -4,6 +4,7 @@ A rule takes the rows of metrics.jsonl (oldest first), the limits, and `ease`, a
 It returns None where all is well or there are too few rows to judge.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice, product
@@ -13,13 +14,12 @@ import numpy as np
 
 from tango_jax.config import ROLES
 from tango_jax.runtime.failures import typed_command
-from tango_jax.text.prompts import PROMPTS
 
 # Prefixes of the metrics of verdicts, and how a message names them.
 VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns",
             "verifier/judged_": "on the solutions that it judges in the generator's turns"}
-# Prefixes of the grader's failures, and whose answers it graded.
-GRADED = {"grader/": "generator", "grader/label_": "generator", "grader/second_try_": "second_try"}
+# The grader's failures: grader/errors of the generator's own prompt, and grader/KIND_errors.
+GRADED = re.compile("grader/(.*?)_?errors")
 
 
 class Limits(NamedTuple):
@@ -59,16 +59,29 @@ def recent_mean(rows: Sequence[dict], name: str, count: int, least: int) -> floa
     return float(np.mean(found)) if len(found) >= least else None
 
 
+def recent_turns(rows: Sequence[dict], role: str, count: int) -> list[dict]:
+    return [row for row in rows if (row.get("phase") == "generator") == (role == "generator")][-count:]
+
+
 def means_over_turns(rows: Sequence[dict], role: str, names: Sequence[str], count: int) -> list[float] | None:
     """The means of metrics over the last `count` turns of a role. A turn that lacks one is left out. None if half of
     the turns do: older ones say nothing of today."""
-    turns = [row for row in rows if (row.get("phase") == "generator") == (role == "generator")][-count:]
+    turns = recent_turns(rows, role, count)
     found = [[row[name] for name in names] for row in turns if all(row.get(name) is not None for name in names)]
     return np.mean(found, axis=0).tolist() if len(turns) == count and 2 * len(found) > count else None
 
 
+def prompts_of(role: str, rows: Iterable[dict]) -> list[str]:
+    """Names of the prompts that a role answers in these turns, also in a user's method."""
+    metrics = dict.fromkeys(name for row in rows for name in row)
+    names = [name.removesuffix("/truncation_rate") for name in metrics if name.endswith("/truncation_rate")]
+    solved = {"generator", *(match[1] for name in metrics if (match := GRADED.fullmatch(name)))}
+    return [name for name in names if (name in solved) == (role == "generator")]
+
+
 def _truncation(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-    names = (role, *(name for name, prompt in PROMPTS.items() if prompt.role == role and name != role))
+    recent = [row for turn in ROLES for row in recent_turns(rows, turn, limits.window)]
+    names = prompts_of(role, recent)
     means = [means_over_turns(rows, turn, [f"{name}/truncation_rate"], limits.window)
              for name in names for turn in ROLES]
     mean = max((found[0] for found in means if found), default=0.0)
@@ -209,11 +222,14 @@ def _misaligned(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | 
 
 
 def _grader(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-    recent = list(islice((row for row in reversed(rows) if row.get("grader/errors") is not None), limits.window))
-    pairs = [(row, start) for row in recent for start in GRADED if row.get(f"{start}errors") is not None]
-    errors, timeouts = (sum(row[start + name] for row, start in pairs) for name in ("errors", "timeouts"))
-    graded = sum(round(row[f"{GRADED[start]}/tokens_sampled"] / row[f"{GRADED[start]}/length_mean"])
-                 for row, start in pairs)
+    recent = list(islice((row for row in reversed(rows) if any(map(GRADED.fullmatch, row))), limits.window))
+    found = [(row, match) for row in recent for match in map(GRADED.fullmatch, row) if match]
+    errors = sum(row[match[0]] for row, match in found)
+    timeouts = sum(row[match[0].replace("errors", "timeouts")] for row, match in found)
+    # Labels by majority are of the generator's own answers.
+    names = ["generator" if match[1] in ("", "label") else match[1] for _, match in found]
+    graded = sum(round(row[f"{name}/tokens_sampled"] / row[f"{name}/length_mean"])
+                 for (row, _), name in zip(found, names, strict=True))
     if not recent or (errors + timeouts) / graded <= limits.grader_failures * ease:
         return None
     return (

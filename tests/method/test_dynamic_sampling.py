@@ -173,6 +173,21 @@ def test_second_tries_give_a_problem_its_signal(max_batches):
     assert chosen.most_prompts == 12
 
 
+@pytest.mark.parametrize("max_batches", [1, 2])
+def test_metrics_of_a_turn_are_of_all_its_calls(max_batches):
+    t = turn_of(max_batches)
+    rewards = iter([[0, 0, 0, 1, 0, 1], [1, 0, 0, 1, 0, 1], [0, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0]])
+
+    def sample_batch(problems: list[Problem]) -> tuple[Responses, Rewards]:
+        return t.sample("generator", problems, M), Rewards(np.array(next(rewards), np.float32), {})
+
+    for _ in range(2):
+        t.until_full(sample_batch)
+    # Groups without a signal: 1, 0, 3 and 1 of three.
+    expected = (1 / 3 + 0) / 2 if max_batches == 1 else (1 / 6 + 4 / 6) / 2
+    assert t.metrics["generator/groups_without_signal"] == pytest.approx(expected)
+
+
 def test_a_metric_that_some_batches_lack_is_of_those_that_have_it():
     metrics, t = iter([{}, {"own": 2.0}, {"own": 4.0}]), turn_of(3)
     rewards = iter([[0] * 6, [0] * 6, [1, 0] * 3])

@@ -88,6 +88,12 @@ def test_only_what_a_run_judged_is_predicted(tmp_path):
     assert none["generator", "verify"] <= part["generator", "verify"]
 
 
+def test_only_the_second_tries_of_a_run_are_predicted(tmp_path):
+    most = likely(tmp_path / "most", second_try__share=1.0)
+    few = likely(tmp_path / "few", second_try__share=0.0)
+    assert few["generator", "sample"] < most["generator", "sample"]
+
+
 def test_every_batch_that_dynamic_sampling_drew_is_predicted(tmp_path):
     once = likely(tmp_path / "once")
     again = likely(tmp_path / "again", generator__batches_sampled=3.0, verifier__batches_sampled=2.0)

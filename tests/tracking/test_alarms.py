@@ -21,7 +21,8 @@ HEALTHY = {
 }
 
 SECOND_TRIES = {"second_try/tokens_sampled": 600, "second_try/length_mean": 30.0,
-                "grader/second_try_errors": 0}
+                "grader/second_try_errors": 0, "grader/second_try_timeouts": 0}
+HINTS = {name.replace("second_try", "hint"): value for name, value in SECOND_TRIES.items()}
 
 
 def run_of(changes: dict, turns: int = 15) -> list[dict]:
@@ -83,8 +84,13 @@ CASES = [
     ("generator/step_count", {"generator/step_count_corr": -0.6, "generator/steps_approved": 0.9},
      "90% of the steps are approved, and the step advantages of a group follow the number of steps (correlation -0.60)",
      {"generator/step_count_corr": -0.6, "generator/steps_approved": 0.79}),
-    ("generator/truncation", {"second_try/truncation_rate": 0.9}, "90.0% of the generator's responses ended",
-     {"second_try/truncation_rate": 0.09}),
+    ("generator/truncation", {**SECOND_TRIES, "second_try/truncation_rate": 0.9},
+     "90.0% of the generator's responses ended", {**SECOND_TRIES, "second_try/truncation_rate": 0.09}),
+    # Prompts of a user's method: answers to a generator's are graded.
+    ("generator/truncation", {**HINTS, "hint/truncation_rate": 0.9},
+     "90.0% of the generator's responses ended", {**HINTS, "hint/truncation_rate": 0.09}),
+    ("verifier/truncation", {"critique/truncation_rate": 0.9}, "90.0% of the verifier's responses ended",
+     {"critique/truncation_rate": 0.09}),
     # Five turns of 100 answers: 6 are 1.2 %, 5 are 1 %.
     ("grader/failures", {"grader/errors": since(13, 1, 0), "grader/timeouts": since(13, 1, 0)},
      "failed on 6 of 500 answers (3 errors, 3 timeouts)", {"grader/errors": since(11, 1, 0)}),
@@ -95,6 +101,8 @@ CASES = [
     ("grader/failures", {**SECOND_TRIES, "grader/second_try_timeouts": since(14, 4, 0)},
      "failed on 8 of 600 answers (0 errors, 8 timeouts)",
      {**SECOND_TRIES, "grader/second_try_timeouts": since(14, 3, 0)}),
+    ("grader/failures", {**HINTS, "grader/hint_errors": since(14, 4, 0)},
+     "failed on 8 of 600 answers (8 errors, 0 timeouts)", {**HINTS, "grader/hint_errors": since(14, 3, 0)}),
 ]
 
 
@@ -109,7 +117,7 @@ def test_an_alarm_rings_beyond_its_limit_and_only_there(name, wrong, said, right
 @pytest.mark.parametrize("name, old", [
     ("generator/step_count", {"generator/step_count_corr": lambda step: -0.9 if step <= 6 else None,
                               "generator/steps_approved": 0.95}),
-    ("generator/truncation", {"second_try/truncation_rate": lambda step: 0.9 if step <= 6 else None}),
+    ("generator/truncation", {**SECOND_TRIES, "second_try/truncation_rate": lambda step: 0.9 if step <= 6 else None}),
 ])
 def test_what_is_no_longer_measured_does_not_ring(name, old):
     assert names(run_of(old, turns=6)) == {name}
