@@ -15,11 +15,12 @@ from tango_jax.cli.config_file import load_shipped
 from tango_jax.rl.step_norm import ELEMENTS, FORMS
 
 STEP_NORMS = [ELEMENTS, *FORMS]
-# Arms, and whether each form of the step advantage is run.
+# Arm, and forms of the step advantage.
 PARTS = {
-    "grpo": (("grpo",), False),
-    "gold": (("gold_steps",), True),
-    "tango": (("tango",), True),
+    "grpo": ("grpo", []),
+    "gold": ("gold_steps", STEP_NORMS),
+    "tango": ("tango", STEP_NORMS),
+    "fixed": ("tango", [ELEMENTS, "solutions"]),  # the quickstart, whose problems fix the number of steps
 }
 
 
@@ -29,17 +30,22 @@ def get_config(argument: str = "") -> ConfigDict:
     if part and part not in PARTS:
         raise ValueError(f"there is no part {part!r}: choose one of {', '.join(PARTS)}")
     config = load_shipped("last_letter")
+    config.rl.alpha_schedule = "none"  # step rewards count for half throughout, so that their form shows
+    if part != "fixed":
+        set_free_steps(config)
+    if part:
+        arm, forms = PARTS[part]
+        config.rollouts.every = 0
+        config.ablation.arms, config.ablation.seeds = (arm,), (0, 1, 2)
+        config.ablation.grid = ({"generator.loss.step_norm": forms} if forms else {}) | {
+            "task.data_seed": [int(start) for start in starts.split(",")] if starts else [50, 51, 52]
+        }
+    return config
+
+
+def set_free_steps(config: ConfigDict) -> None:
     task = config.task
     task.double_steps, task.hard_error, task.reading_error = 0.5, 0.4, 0.4
     for role in (config.generator, config.verifier):
         role.sft.max_heldout_loss = 0.2  # whether a step names one word or two cannot be known
     config.generator.sft.steps = 800  # after 400, samples are right far less often than greedy solutions
-    config.rl.alpha_schedule = "none"  # step rewards count for half throughout, so that their form shows
-    if part:
-        arms, with_forms = PARTS[part]
-        config.rollouts.every = 0
-        config.ablation.arms, config.ablation.seeds = arms, (0, 1, 2)
-        config.ablation.grid = ({"generator.loss.step_norm": STEP_NORMS} if with_forms else {}) | {
-            "task.data_seed": [int(start) for start in starts.split(",")] if starts else [50, 51, 52]
-        }
-    return config
