@@ -53,7 +53,8 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
     directory, part = newest_checkpoints(workdir, role)
     is_stage_one, step = len(part) == 1, max(complete_steps(directory))
     arm = read_provenance(workdir).get("arm") or {}
-    is_trained = not arm or arm["is_one_policy"] or role in arm["turns"]  # a checkpoint holds both roles all the same
+    # A checkpoint holds both roles, whatever the arm trains.
+    is_trained = not arm or has_one_policy(workdir) or role in arm["turns"]
     stage = "reinforcement learning" if is_trained and not is_stage_one else "stage 1 (SFT)"
     prompting = prompting_of(settings, role, peek_meta(directory).meta)
     whose = "One policy in both roles" if has_one_policy(workdir) else role.capitalize()

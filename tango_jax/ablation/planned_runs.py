@@ -113,7 +113,8 @@ def _validate(cell: Cell) -> None:
             validate(config)
         kinds.setdefault(stage_one_kind(config, arm), []).append(arm)
     axis = {"stage_one": {arm_name(arms[0]): {"ablation.arms": tuple(arms)} for arms in kinds.values()}}
-    mistakes.require(cell.stage_one is None or len(kinds) <= 1, f"{place and f'{place}: '}ablation.arms: "
+    starts = cell.stage_one is not None or any(config[role].init_from for role in ROLES)
+    mistakes.require(not starts or len(kinds) <= 1, f"{place and f'{place}: '}ablation.arms: "
                      f"{' and '.join(arms[0] for arms in kinds.values())} learn different prompts in stage 1, so their "
                      f"runs are no pairs: add the axis {axis} to ablation.grid, and compare them with --figures and "
                      "--against")

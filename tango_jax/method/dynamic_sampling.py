@@ -115,9 +115,19 @@ def _choose_rewards(batches: Sequence[Batch], chosen: Chosen) -> Rewards:
 
 def over_batches(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
     def together(name: str) -> float:
-        values = [one[name] for one in metrics if name in one]
+        batches = [one for one in metrics if name in one]
+        values, counts = [one[name] for one in batches], [_responses(one, name) for one in batches]
         if name.endswith(_SUMMED) or (name.startswith("grader/") and name.endswith(FAILURES)):
             return sum(values)
-        return max(values) if name.endswith(_LARGEST) else float(np.mean(values))
+        if name.endswith(_LARGEST):
+            return max(values)
+        return float(np.mean(values) if len(set(counts)) == 1 else np.average(values, weights=counts))
 
     return {name: together(name) for name in dict.fromkeys(name for one in metrics for name in one)}
+
+
+def _responses(metrics: dict[str, float], name: str) -> int:
+    """How many responses a metric of theirs is the mean of; 1 for all others."""
+    prompt = name.rpartition("/")[0]
+    tokens, length = (metrics.get(f"{prompt}/{total}", 0) for total in ("tokens_sampled", "length_mean"))
+    return round(tokens / length) if length else 1

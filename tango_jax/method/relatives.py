@@ -148,11 +148,11 @@ def judge_informed(t: Turn) -> Lesson:
         row_T[: len(logp_T)] = logp_T
     is_known_BT = is_action_BT & ~np.isnan(teacher_logp_BT)
     log_ratio_BT = np.where(is_known_BT, np.clip(teacher_logp_BT - logp_BT, -MAX_NATS, MAX_NATS), 0.0)
-    num_actions = max(is_action_BT.sum(), 1)
+    num_known, num_actions = max(is_known_BT.sum(), 1), max(is_action_BT.sum(), 1)
     metrics = dict(lesson.metrics) | {
         # An estimate of the reverse KL to the teacher, clipped, in nats a token; how often a token would be unlikely.
-        "verifier/teacher_kl": float(-log_ratio_BT.sum() / num_actions),
-        "verifier/teacher_objects": float((log_ratio_BT < -1.0).sum() / num_actions),
+        "verifier/teacher_kl": float(-log_ratio_BT.sum() / num_known),
+        "verifier/teacher_objects": float((log_ratio_BT < -1.0).sum() / num_known),
         "verifier/teacher_silent": float(1.0 - is_known_BT.sum() / num_actions),  # no room for the solution
     }
     terms = dict(lesson.terms) | {"what the informed verifier would rather say": (TEACHER_WEIGHT, log_ratio_BT)}

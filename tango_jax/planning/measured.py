@@ -61,7 +61,8 @@ def open_run(workdir: str) -> Run:
 
 
 def _lengths(updated: str, rows: list[dict]) -> dict[str, Lengths]:
-    """In turns of the `updated` role. Solutions are judged once a turn, whatever was drawn before."""
+    """In turns of the `updated` role. Solutions are judged once a turn, whatever was drawn before, but for second
+    tries, which each batch needs."""
     told = {role: [row for row in rows if f"{role}/length_mean" in row] for role in ROLES}
     judged, tried, batches = (statistics.median(row.get(name, 1.0) for row in rows) for name in (
         "generator/judged_share", "second_try/share", f"{updated}/batches_sampled"))
@@ -70,7 +71,7 @@ def _lengths(updated: str, rows: list[dict]) -> dict[str, Lengths]:
         role: Lengths(round(statistics.median(row[f"{role}/length_max"] for row in found)),
                       statistics.median(row[f"{role}/length_mean"] for row in found),
                       share[role],
-                      batches if role in ("generator", updated) else 1.0)
+                      batches if role in ("generator", updated) or "second_try/share" in rows[-1] else 1.0)
         for role, found in told.items() if found
     }
 

@@ -124,6 +124,6 @@ def assumptions(plan: RunPlan) -> list[str]:
                      "is counted")
     if further := options.config.rl.dynamic_sampling:
         lines.append(f"a turn samples one batch of problems; with rl.dynamic_sampling={further} it may sample up to "
-                     f"{1 + further}, and then takes up to {1 + further} times as long for solutions, and in the "
-                     "verifier's turns for verifications")
+                     f"{1 + further}, and then takes up to {1 + further} times as long for solutions, and for the "
+                     "verifications of the verifier's turns and of second tries")
     return lines

@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
+from tango_jax.method.own_arm import shares_policy
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.problem_lengths import BYTES_PER_TOKEN, is_rough, with_rough_tokens
 from tango_jax.runtime.checks import Mistakes
@@ -62,7 +63,8 @@ def open_sources(settings: OpenSettings, mistakes: Mistakes, is_planned: bool) -
                 sources[role] = with_rough_tokens(plan_source(settings.config, role))
                 continue
             if kind_of(own.checkpoint) == "workdir":
-                sources[role] = open_checkpoint(own.checkpoint, role, None, **numerics)
+                whose = "generator" if shares_policy(settings.config) else role
+                sources[role] = open_checkpoint(own.checkpoint, whose, None, **numerics)
                 settings.put(f"{role}.use_chat", sources[role].tokenizer.chat_fn is not None)
                 continue
             settings.put(f"{role}.use_chat", has_chat_template(own.checkpoint))

@@ -73,12 +73,13 @@ def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray
 
 def update_workload(job: Job, role: str, filled: float, measured: Measured = NOTHING) -> UpdateWorkload:
     config, shards = job.policies[role].config, job.policies[role].placement.num_local_shards
-    prompts, M = trained_groups(job, role)
-    responses = shuffled(response_lengths(config, prompts * M, filled, measured.get(role)))
+    (prompts, M), told = trained_groups(job, role), measured.get(role)
+    there = max(1, math.ceil(prompts * told.share)) if told else prompts
+    responses = shuffled(response_lengths(config, prompts * M, filled, told))
     lengths = shuffled(evenly_spaced_lengths(prompts, config.max_prompt, filled))
     sequences = [
         TrainSequence([b // M] * lengths[b // M], np.ones(responses[b], np.int32), np.ones(responses[b], np.float32))
-        for b in range(prompts * M)
+        for b in range(there * M)
     ]
     pack_as = pack_shape(config)
     micro_batches = assign_micro_batches(sequences, pack_as, prompts * M, prompts, shards)

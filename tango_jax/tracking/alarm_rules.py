@@ -193,6 +193,8 @@ def _one_verdict(rows: Sequence[dict], limits: Limits, ease: float) -> Finding |
 
 def _wrong_steps(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     names = ("right_verdict_wrong_steps", "outcome_balanced_accuracy")
+    if recent_mean(rows, "generator/step_rewarded_share", limits.window, least=1) is None:
+        return None
     for place, (share, accuracy) in _recent_verdicts(rows, names, limits.window):
         if share > limits.wrong_steps * ease and accuracy >= limits.verdict_accuracy * ease:
             return (
@@ -223,14 +225,16 @@ def _misaligned(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | 
 
 def _grader(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     recent = list(islice((row for row in reversed(rows) if any(map(GRADED.fullmatch, row))), limits.window))
+    errors = timeouts = graded = 0
     found = [(row, match) for row in recent for match in map(GRADED.fullmatch, row) if match]
-    errors = sum(row[match[0]] for row, match in found)
-    timeouts = sum(row[match[0].replace("errors", "timeouts")] for row, match in found)
-    # Labels by majority are of the generator's own answers.
-    names = ["generator" if match[1] in ("", "label") else match[1] for _, match in found]
-    graded = sum(round(row[f"{name}/tokens_sampled"] / row[f"{name}/length_mean"])
-                 for (row, _), name in zip(found, names, strict=True))
-    if not recent or (errors + timeouts) / graded <= limits.grader_failures * ease:
+    for row, match in found:
+        # Labels by majority are of the generator's own answers.
+        name = "generator" if match[1] in ("", "label") else match[1]
+        if row.get(f"{name}/tokens_sampled"):
+            errors += row[match[0]] or 0
+            timeouts += row.get(match[0].replace("errors", "timeouts")) or 0
+            graded += round(row[f"{name}/tokens_sampled"] / row[f"{name}/length_mean"])
+    if not graded or (errors + timeouts) / graded <= limits.grader_failures * ease:
         return None
     return (
         f"the grader failed on {errors + timeouts} of {graded} answers ({errors} errors, {timeouts} timeouts), which "

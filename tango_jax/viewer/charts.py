@@ -126,6 +126,8 @@ def _evaluated(run: Run) -> int:
 
 def responses_of_a_turn(run: Run) -> str:
     problems, samples = run.settings["rl.prompts_per_step"], run.settings["rl.samples_per_prompt"]
+    if run.settings.get("rl.dynamic_sampling"):
+        return f"{problems} × {samples} or more"
     return f"{problems} × {samples}"
 
 

@@ -68,7 +68,10 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
     verdicts += noisy("quality by a second judgement", of("verifier/reward/quality"), BLACK)
     verdicts += noisy("INVALID", of("verifier/rate_invalid"), VERMILION, "-.")
     if verdicts:  # verdicts mean something only next to the verifier's rates
-        verdicts += noisy("share of correct answers", of("generator/reward/outcome", {"generator"}), GREY, ":")
+        verdicts += noisy("correct answers, verifier's turns", of("verifier/solutions_correct", {"warmup", "verifier"}),
+                          GREY, "-.")
+        verdicts += noisy("correct answers, generator's turns", of("generator/reward/outcome", {"generator"}), GREY,
+                          ":")
     shares = bars("false accept", disagreement_by_turn(items, "CORRECT", False), VERMILION, "/")
     shares += bars("false reject", disagreement_by_turn(items, "INCORRECT", True), BLUE, "\\")
     shares += bars("INVALID, right answer", disagreement_by_turn(items, "INVALID", True), GREY, "x")
@@ -171,6 +174,8 @@ def _note(run: Run, items: list[Judged]) -> str:
     settings, chosen = run.settings, ""
     if settings.get("rl.dynamic_sampling"):
         chosen += " Dynamic sampling chose them: most groups with equal rewards are missing."
+    if settings.get("rl.practice", "all") != "all" and items[0].role == "verifier":
+        chosen += " rl.practice chose their problems: those that the generator should solve half the time."
     if settings.get("rl.trust") or settings.get("rl.judge", "all") != "all":
         chosen += (" In the generator's turns rl.judge and rl.trust choose which solutions are judged, some by their "
                    "grade, so the share of correct solutions among them differs from the share of the turn.")

@@ -116,6 +116,12 @@ def test_arms_whose_stage_one_differs_are_no_pairs(tmp_path):
     assert {run.stage_one.folder for run in runs} == {tmp_path / "stage_one/shared"}
 
 
+def test_nor_are_arms_that_take_different_parts_of_another_runs_stage_one(tmp_path):
+    settings = ["ablation.arms=('tango', 'self_verify')", *(f"{role}.init_from={tmp_path}" for role in ROLES)]
+    with pytest.raises(ValueError, match=r"ablation\.arms: tango and self_verify learn different prompts in stage 1"):
+        make_plan(tiny({}, *settings), tmp_path / "new")
+
+
 def test_arms_whose_stage_one_differs_are_compared_as_the_refusal_says(tmp_path):
     arms = "ablation.arms=('tango', 'grpo', 'self_verify')", "ablation.seeds=(0,)"
     with pytest.raises(ValueError, match="add the axis") as refused:

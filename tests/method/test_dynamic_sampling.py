@@ -7,6 +7,7 @@ import pytest
 
 from support.turns import responses_of, settings, solution, task_of, verification
 from tango_jax.method import tango
+from tango_jax.method.dynamic_sampling import over_batches
 from tango_jax.method.turn import Turn, joined
 from tango_jax.records import Memory, Problem, Responses, Rewards, Rollout, Term
 from tango_jax.rl.algorithms import ALGORITHMS
@@ -28,7 +29,8 @@ class Numbered:
             tokens=tuple(np.array([token]) for token in ids), logps=tuple(np.array([-float(token)]) for token in ids),
             is_truncated_B=np.array([token % 2 == 1 for token in ids]), decode_steps=4, row_steps=20,
         )
-        metrics = {f"{role}/tokens_sampled": 6, f"{role}/length_max": 4 + number, f"{role}/length_mean": 2.0 * number,
+        metrics = {f"{role}/tokens_sampled": 12 * number + 12, f"{role}/length_max": 4 + number,
+                   f"{role}/length_mean": 2.0 * number + 2.0,
                    "grader/timeouts": number}
         return responses_of(role, parents, samples, records).replace(rollout=rollout, metrics=metrics)
 
@@ -69,7 +71,7 @@ def test_a_batch_with_signal_everywhere_stays_as_it_is():
     assert numbers == [0]
     assert ids_of(chosen.parents) == ["0/0", "0/1", "0/2"]
     assert texts_of(chosen) == ["0", "1", "10", "11", "20", "21"]
-    assert chosen.metrics == {"generator/tokens_sampled": 6, "generator/length_max": 4, "generator/length_mean": 0.0,
+    assert chosen.metrics == {"generator/tokens_sampled": 12, "generator/length_max": 4, "generator/length_mean": 2.0,
                               "grader/timeouts": 0}
     assert metrics == {
         "generator/reward/outcome": 0.5, "generator/groups_without_signal": 0.0, "generator/groups_filled_up": 0.0,
@@ -88,7 +90,7 @@ def test_further_problems_replace_those_without_signal():
     assert chosen.prompts == [[1], [1], [0]]
     # Everything that was sampled counts: three batches.
     assert (chosen.rollout.decode_steps, chosen.rollout.row_steps) == (12, 60)
-    assert chosen.metrics == {"generator/tokens_sampled": 18, "generator/length_max": 6, "generator/length_mean": 2.0,
+    assert chosen.metrics == {"generator/tokens_sampled": 72, "generator/length_max": 6, "generator/length_mean": 4.0,
                               "grader/timeouts": 3}
     assert metrics["generator/reward/outcome"] == pytest.approx(np.mean([1 / 6, 3 / 6, 4 / 6]))
     assert metrics["generator/groups_without_signal"] == pytest.approx(5 / 9)
@@ -233,3 +235,11 @@ def test_the_share_of_right_solutions_is_of_all_that_were_sampled():
     lesson = tango.judge(t)
     assert {one.of.is_correct for one in lesson.responses} == {True, False}  # one of two signals, and one to fill up
     assert lesson.metrics["verifier/solutions_correct"] == pytest.approx(2 / 3)
+
+
+def test_a_mean_over_batches_counts_every_response_once():
+    many = {"hint/tokens_sampled": 2560, "hint/length_mean": 10.0, "hint/truncation_rate": 0.0, "trust": 0.2}
+    one = {"hint/tokens_sampled": 1000, "hint/length_mean": 1000.0, "hint/truncation_rate": 1.0, "trust": 0.4}
+    assert over_batches([many, one]) == {
+        "hint/tokens_sampled": 3560, "hint/length_mean": pytest.approx(3560 / 257),
+        "hint/truncation_rate": pytest.approx(1 / 257), "trust": pytest.approx(0.3)}

@@ -164,3 +164,4 @@ def test_the_informed_verifier_moves_every_token():
     expected_BT[1] = 0
     np.testing.assert_allclose(total(silent) - total(plain), expected_BT, atol=1e-6)
     assert silent.metrics["verifier/teacher_silent"] == pytest.approx(3 / 8)
+    assert silent.metrics["verifier/teacher_kl"] == pytest.approx(-0.4 / 5)  # of the tokens that the teacher scored

@@ -92,6 +92,7 @@ def test_only_the_second_tries_of_a_run_are_predicted(tmp_path):
     most = likely(tmp_path / "most", second_try__share=1.0)
     few = likely(tmp_path / "few", second_try__share=0.0)
     assert few["generator", "sample"] < most["generator", "sample"]
+    assert few["generator", "update"] < most["generator", "update"]
 
 
 def test_every_batch_that_dynamic_sampling_drew_is_predicted(tmp_path):

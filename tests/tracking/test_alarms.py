@@ -114,6 +114,19 @@ def test_an_alarm_rings_beyond_its_limit_and_only_there(name, wrong, said, right
     assert names(run_of(right)) == set()
 
 
+@pytest.mark.parametrize("changes", [
+    {"generator/tokens_sampled": None, "generator/length_mean": None, "grader/label_errors": 9},  # a user's own prompt
+    {"grader/vote_errors": 9},  # a metric of the user's
+])
+def test_failures_of_what_is_not_counted_are_no_share(changes):
+    rows = [{name: value for name, value in row.items() if value is not None} for row in run_of(changes)]
+    assert alarms.check(rows) == []
+
+
+def test_wrong_steps_mislead_nobody_where_steps_are_not_rewarded():
+    assert names(run_of({"verifier/right_verdict_wrong_steps": 0.6, "generator/step_rewarded_share": None})) == set()
+
+
 @pytest.mark.parametrize("name, old", [
     ("generator/step_count", {"generator/step_count_corr": lambda step: -0.9 if step <= 6 else None,
                               "generator/steps_approved": 0.95}),

@@ -20,7 +20,7 @@ from tango_jax.cli.validation import validate
 from tango_jax.config import default_config
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
-from tango_jax.tracking.loggers import RunLog, check_installed
+from tango_jax.tracking.loggers import SAMPLED_FOR_BOTH, RunLog, _names_apart, check_installed
 from tango_jax.tracking.metrics import read_metrics
 
 
@@ -136,7 +136,14 @@ def offline_runs(wandb, folder: Path) -> list[OfflineRun]:
 def followed(row: dict) -> dict:
     """What other loggers are told of a row: its finite values; and an evaluation's seconds apart from the turn's."""
     shared = ("generator_step", "time/", "memory/") if row["phase"] == "eval" else ()
-    return {"eval/" * name.startswith(shared) + name: value for name, value in row.items() if value is not None}
+    other = {"generator": "verifier", "verifier": "generator", "warmup": "generator"}.get(row["phase"], "-")
+    place = {"verifier": "generator_turn/", "generator": "verifier_turn/"}.get(other, "")
+
+    def told(name: str) -> str:
+        is_apart = name.startswith(f"{other}/") and name.endswith(SAMPLED_FOR_BOTH)
+        return place * is_apart + "eval/" * name.startswith(shared) + name
+
+    return {told(name): value for name, value in row.items() if value is not None}
 
 
 def logged(folder: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -252,6 +259,14 @@ def events(folder: Path) -> list[tuple[str, int, float]]:
         found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
         position += 16 + length
     return found
+
+
+def test_what_a_role_samples_for_the_other_is_a_curve_of_its_own():
+    row = {"step": 3, "phase": "verifier", "verifier/length_mean": 5.0, "generator/length_mean": 9.0,
+           "generator/kl": 0.1}
+    assert list(_names_apart(row)) == ["step", "phase", "verifier/length_mean", "verifier_turn/generator/length_mean",
+                                       "generator/kl"]
+    assert "generator_turn/verifier/length_mean" in _names_apart(row | {"phase": "generator"})
 
 
 def test_tensorboard_has_every_row_once_after_a_kill(tmp_path):

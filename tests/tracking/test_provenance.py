@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from support.tiny_checkpoints import save_run
 from tango_jax.config import default_config
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
@@ -190,3 +191,13 @@ def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "provenance.json").write_text(content)
     with pytest.raises(ValueError, match=r"provenance\.json (cannot be read|is damaged).*; restore it; if you delete"):
         read_provenance(tmp_path)
+
+
+def test_one_policy_starts_from_the_generator_of_another_run(tmp_path):
+    save_run(tmp_path / "first", default_config(), stage_one=True)  # of the generator alone
+    config = default_config()
+    config.arm = "self_verify"
+    config.generator.checkpoint = config.verifier.checkpoint = str(tmp_path / "first")
+    start(config, tmp_path / "run")
+    [attempt] = read_provenance(tmp_path / "run")["attempts"]
+    assert len(set(attempt["weights"].values())) == 1
