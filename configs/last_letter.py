@@ -1,6 +1,6 @@
 """Last-letter concatenation with two small transformers trained from scratch: the whole method on a laptop.
 
-Reinforcement learning has problems of exactly 8 words. The generator solves one in a hundred of them at first. The
+Reinforcement learning has problems of exactly 8 words. The generator solves three in a hundred of them at first. The
 verifier trains on 2 to 4 words. Its teacher in stage 1 misreads more than half of the hard letters, so the verifier
 still has to learn to judge.
 
