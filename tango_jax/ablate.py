@@ -37,7 +37,9 @@ from tango_jax.tracking.plots import save_figure
 
 
 def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
+    """Summary and figures. Raises ValueError for runs that do not compare, say after a file of problems was edited."""
     files = [plan.workdir / TABLE, plan.workdir / "ablation.md"]
+    read_tables(files[:1])
     with known(own_arms(rows)):
         write_atomically(files[-1], summarize(rows))
         return files + draw_figures(rows, plan.workdir / "figures")
