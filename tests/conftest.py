@@ -15,6 +15,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import fcntl  # noqa: E402
+import gc  # noqa: E402
 import signal  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -27,6 +28,8 @@ from support.tiny_train import TinyRun, TinyTrain  # noqa: E402
 from tango_jax.grading import close_pool  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Tracing makes many objects and little garbage: with Python's thresholds a tenth of the time goes into looking for it.
+gc.set_threshold(50_000, 10, 10)
 
 # A shell that runs the tests in the background makes them, and so the processes they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -32,7 +32,7 @@ from tango_jax.planning.job import make_job
 from tango_jax.planning.targets import Devices
 from tango_jax.records import with_base
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, read_state
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, peek_meta, read_state
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.evaluations import Sources, evaluations_of, read_tables, write_table
@@ -55,7 +55,8 @@ def config_of(model, *overrides: str):
     own = (f"checkpoint={model}", f"model.lora.rank={RANK}", "max_prompt=200", "max_response=40", "row_buckets=(8,)",
            "model.remat=none", "cache_buckets=()", "mesh.fsdp=1", "optimizer.lr=1e-3")
     settings = [f"{role}.{setting}" for role in ROLES for setting in own]
-    return load_config(str(CONFIGS / "tiny.py"), [*settings, "rl.format_weight=1.0", *overrides])
+    return load_config(str(CONFIGS / "tiny.py"), [
+        *settings, "rl.format_weight=1.0", "rl.generator_steps=3", *overrides])
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +73,20 @@ def whole(model, policies, tmp_path_factory):
     return workdir
 
 
+def copy_stage_one(workdir, other):
+    """The start of a run that has been through the stage 1 of another."""
+    shutil.copytree(workdir / "sft", other / "sft")
+    shutil.copy(workdir / "config.json", other)
+
+
 def adapters_in(workdir, role="generator"):
     config = read_config(workdir)
     return read_adapters(workdir, role, start_source(config, role).model_config)
 
 
-def test_roles_of_one_checkpoint_share_the_arrays_of_its_base(model, tmp_path):
+def test_roles_of_one_checkpoint_share_the_arrays_of_its_base(model, policies, whole, tmp_path):
     config = config_of(model)
-    policies = policies_of(config)
+    copy_stage_one(whole, tmp_path)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     weights = run_stage_one(policies, config, task, tmp_path, SILENT, hosts.Preemption(is_watching=False))
     bases = [jax.tree.leaves(lora.split(weights[role])[1]) for role in ROLES]
@@ -122,9 +129,11 @@ def test_a_run_trains_its_adapters_and_saves_nothing_else(whole):
 def test_a_resumed_run_is_the_same_to_the_bit(model, policies, whole, tmp_path):
     """Stopped in stage 1 and between two turns."""
     workdir = tmp_path / "stopped"
-    for turns in (3, 7):
+    for moments, has_turns in ((3, False), (17, True)):
         with pytest.raises(hosts.Preempted):
-            run.run_or_resume(config_of(model), workdir, SILENT, policies, preemption=StopAfter(turns))
+            run.run_or_resume(config_of(model), workdir, SILENT, policies, preemption=StopAfter(moments))
+        found = peek_meta(workdir / "checkpoints")
+        assert (found is not None and 0 < found.step < 6) == has_turns
     run.run_or_resume(config_of(model), workdir, SILENT, policies)
     assert repeatable_rows(workdir / "metrics.jsonl") == repeatable_rows(whole / "metrics.jsonl")
     jax.tree.map(np.testing.assert_array_equal, adapters_in(workdir), adapters_in(whole))
@@ -136,7 +145,7 @@ def test_another_base_is_refused(model, tmp_path):
     config = config_of(folder, "generator.sft.steps=0", "verifier.sft.steps=0")
     policies = policies_of(config)
     with pytest.raises(hosts.Preempted):
-        run.run_or_resume(config, workdir, SILENT, policies, preemption=StopAfter(8))
+        run.run_or_resume(config, workdir, SILENT, policies, preemption=StopAfter(4))
     tensors = load_file(folder / "model.safetensors")
     save_file({name: 1.01 * value for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"^generator\.checkpoint=.* has changed and verifier\.checkpoint=.* has chan"
@@ -235,8 +244,8 @@ def test_another_run_takes_the_adapters_of_stage_one(model, whole, tmp_path):
 
 
 def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
-    few_programs = ("mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()")
-    settings = [f"{role}.{setting}" for role in ROLES for setting in (
+    few_programs = ("mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()", "sft.steps=2")
+    settings = ["arm=grpo", "rl.generator_steps=2"] + [f"{role}.{setting}" for role in ROLES for setting in (
         f"model.lora.rank={RANK}", "sft.full=True", *few_programs)]
     config = load_config(str(CONFIGS / "tiny.py"), [*settings, "verifier.sft.start=generator"])
     workdir = tmp_path / "full"
@@ -244,6 +253,7 @@ def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
     policy = policies_of(config)["generator"]
     stage_one = read_state(workdir / "sft/generator/checkpoints", policy.abstract_full_params(), part=("params",)).state
     adapters = read_state(workdir / "checkpoints", policy.abstract_state().params, part=("generator", "params")).state
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(adapters))
     expected = lora.merge(policy.model_config, with_base(stage_one, adapters))
     merged = open_workdir(workdir, "generator").load_params()
     jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7), merged, expected)
@@ -452,15 +462,20 @@ def one_policy(model):
     return functools.cache(lambda rank: policies_of(config_of(model, "verifier.adapter=generator", *ranks(rank))))
 
 
-@pytest.mark.parametrize("said, rank", [
-    ("verifier.adapter=generator", 0), ("verifier.adapter=generator", RANK), ("arm=self_verify", RANK),
-    ("arm=no_labels", 0)])
-def test_both_roles_can_be_one_policy(model, one_policy, tmp_path, said, rank):
+@pytest.mark.parametrize("said, rank, stopped_in", [
+    ("verifier.adapter=generator", RANK, "stage 1"), ("arm=self_verify", RANK, "stage 2"),
+    ("arm=no_labels", 0, "stage 2")])
+def test_both_roles_can_be_one_policy(model, one_policy, tmp_path, said, rank, stopped_in):
     """Turns of either role change what both sample with; a resumed run is the same; a checkpoint holds it once."""
     config, policies = config_of(model, said, *ranks(rank)), one_policy(rank)
     run.run_or_resume(config, tmp_path / "whole", SILENT, policies)
+    if stopped_in == "stage 2":
+        (tmp_path / "stopped").mkdir()
+        copy_stage_one(tmp_path / "whole", tmp_path / "stopped")
+    moments = {"stage 1": 9, "stage 2": 7}[stopped_in]  # in the steps of the verifier; between two turns
     with pytest.raises(hosts.Preempted):
-        run.run_or_resume(config, tmp_path / "stopped", SILENT, policies, preemption=StopAfter(9))
+        run.run_or_resume(config, tmp_path / "stopped", SILENT, policies, preemption=StopAfter(moments))
+    assert (peek_meta(tmp_path / "stopped/checkpoints") is not None) == (stopped_in == "stage 2")
     run.run_or_resume(config, tmp_path / "stopped", SILENT, policies)
     rows = repeatable_rows(tmp_path / "whole/metrics.jsonl")
     assert repeatable_rows(tmp_path / "stopped/metrics.jsonl") == rows

@@ -52,10 +52,6 @@ def assert_same_results(workdir: Path, expected: Path, abstract_states: dict) ->
 # -------------------------------------------------------------------------------------------------- interruptions
 
 
-def lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
 def turns_done(workdir: Path) -> int:
     path = workdir / "metrics.jsonl"
     rows = read_metrics(path) if path.exists() else []
@@ -77,17 +73,12 @@ def interrupt(train: TinyTrain, workdir: Path, number: signal.Signals, is_reache
 
 @pytest.fixture(scope="module")
 def interrupted(tiny_train, tmp_path_factory):
-    """The run, killed in both stages and once stopped with Ctrl-C: its folder and how each attempt ended."""
+    """The run, killed in both stages and once stopped with Ctrl-C: its folder and how each attempt ended. (The torture
+    suite kills at random moments.)"""
     workdir = tmp_path_factory.mktemp("interrupted") / "run"
     rng = np.random.default_rng(0)
-    stage_one = workdir / "sft"
-    ends = [
-        interrupt(tiny_train, workdir, signal.SIGKILL, is_reached, rng.uniform(0, delay))
-        for is_reached, delay in (
-            (lambda: lines(stage_one / "generator/metrics.jsonl"), 0.01),  # before the first checkpoint
-            (lambda: (stage_one / "verifier/checkpoints/50").exists(), 0.4),
-        )
-    ]
+    ends = [interrupt(tiny_train, workdir, signal.SIGKILL, (workdir / "sft/verifier/checkpoints/50").exists,
+                      rng.uniform(0, 0.4))]
     for number in (signal.SIGINT, signal.SIGKILL):
         # One or two turns further than the attempt before came, whose rows stay in the file until this one cuts it.
         # Before the second one a checkpoint is complete, which is saved after every second turn.
@@ -102,7 +93,7 @@ def interrupted(tiny_train, tmp_path_factory):
 
 def test_a_run_killed_anywhere_ends_as_if_nothing_had_happened(interrupted, tiny_run, abstract_states):
     workdir, ends = interrupted
-    assert [end.code for end in ends] == [-signal.SIGKILL] * 2 + [130, -signal.SIGKILL, 0]
+    assert [end.code for end in ends] == [-signal.SIGKILL, 130, -signal.SIGKILL, 0]
     assert any("resumed after turn" in end.stdout for end in ends)
     assert not any("Traceback" in end.stderr for end in ends)
     assert_same_results(workdir, tiny_run.workdir, abstract_states)
@@ -110,7 +101,7 @@ def test_a_run_killed_anywhere_ends_as_if_nothing_had_happened(interrupted, tiny
 
 def test_ctrl_c_ends_with_one_line(interrupted):
     workdir, ends = interrupted
-    stopped = ends[2]
+    stopped = ends[1]
     assert stopped.stderr.splitlines()[-1] in (  # without and with unsaved work, which is finished and saved first
         f"interrupted; the same command resumes from the last checkpoint in {workdir}",
         f"interrupted: saved; the same command resumes in {workdir}",

@@ -1,5 +1,7 @@
 """Runs whose verifier judges a part of the solutions: what equals GRPO, and what a resumption keeps."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -90,6 +92,8 @@ class StopWhileSampling(hosts.Preemption):
 def test_a_turn_that_is_told_to_stop_while_it_samples_is_repeated(doubted, train, tmp_path, monkeypatch, number):
     """In an evaluation or a turn, before the first turn or after it; every turn that has ended is saved."""
     config = config_of("rl.trust=(0.999,1)", "rl.judge=silent")
+    shutil.copytree(doubted / "sft", tmp_path / "run/sft")
+    shutil.copy(doubted / "config.json", tmp_path / "run")
     with monkeypatch.context() as patch, pytest.raises(hosts.Preempted):
         train(config, tmp_path / "run", preemption=StopWhileSampling(number, patch))
     ended = [row["step"] for row in read_metrics(tmp_path / "run/metrics.jsonl") if row["phase"] != "eval"]

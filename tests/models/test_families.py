@@ -34,6 +34,9 @@ OTHERWISE = {
 }
 MODELS = {name: dataclasses.replace(BASE, num_layers=5 if "pattern" in fields else 2, **fields)
           for name, fields in FAMILIES.items()}
+# Fewer layers for samplers, which compile each by itself: one repeat, and a rest.
+SAMPLED = {name: dataclasses.replace(model, num_layers=3) if model.num_layers == 5 else model
+           for name, model in MODELS.items()}
 BUCKETS = SamplerConfig(prompt_buckets=(8,), cache_buckets=(4, 12), row_buckets=(3, 6))
 PROMPTS = ([20, 21, 22, 23, 24, 25, 26], [30, 31])
 EACH = pytest.mark.parametrize("name", FAMILIES)
@@ -96,7 +99,7 @@ def test_a_budget_of_cached_tokens_and_split_heads_agree_with_the_trainer(name):
     """On two devices that share the heads, rows that begin when others end; scored beside their shared prompts."""
     settings = default_config().generator.mesh
     settings.tensor = settings.decode_tensor = 2
-    placement, model = make_placement(settings, jax.devices()[:2]), MODELS[name]
+    placement, model = make_placement(settings, jax.devices()[:2]), SAMPLED[name]
     params = random_params(model)
     buckets = dataclasses.replace(BUCKETS, row_buckets=(2, 4), cache_tokens=60)
     rollout = sampled(model, params, buckets, placement)
@@ -110,7 +113,7 @@ def test_a_budget_of_cached_tokens_and_split_heads_agree_with_the_trainer(name):
 def test_layers_with_a_window_keep_its_columns_alone(monkeypatch, prompt_bucket, cache_dtype):
     """As many as the window has, of a prompt and of the new tokens, through larger caches and fewer rows; where the
     prompt bucket is the window, too, and where it is smaller."""
-    model = dataclasses.replace(MODELS["gemma3_text"], sample_cache_dtype=cache_dtype)
+    model = dataclasses.replace(SAMPLED["gemma3_text"], sample_cache_dtype=cache_dtype)
     params, sizes, prompts = random_params(model), set(), [PROMPTS[0][:prompt_bucket], PROMPTS[1]]
     decode_fn = decode.decode
 

@@ -183,7 +183,8 @@ def test_a_command_that_is_still_importing_ends_at_once(tmp_path, command):
 
 def test_a_run_that_compiles_ends_at_once(tiny_train, tmp_path):
     """Nothing has been done since the last save, so nothing is waited for."""
-    start = [f"{role}.sft.steps=0" for role in ("generator", "verifier")]
+    start = [f"{role}.{setting}" for role in ("generator", "verifier") for setting in (
+        "sft.steps=0", "row_buckets=(4,8)", "cache_buckets=(16,)")]
     # Without a cache the warm-up takes many times as long as the wait, on any machine.
     process = tiny_train.start(tmp_path / "run", *start, "compile_cache=")
     for line in process.stdout:

@@ -24,7 +24,7 @@ def math_config(checkpoint, **task):
         role.sft.pack_length, role.sft.rows_per_micro_batch = 600, 2
     config.rl.prompts_per_step, config.rl.samples_per_prompt = 2, 2
     config.rl.generator_steps, config.rl.warmup_steps, config.rl.generator_turns_per_cycle = 1, 1, 1
-    config.eval.every, config.eval.problems, config.eval.pool = 1, 8, 2
+    config.eval.every, config.eval.problems, config.eval.pool = 1, 2, 2
     config.checkpoint.every = 1
     return config
 

@@ -1,5 +1,6 @@
 """The math task: what is trained on, tested on, imitated and left out; and whole runs of a tiny checkpoint on it."""
 
+import dataclasses
 import io
 import json
 import re
@@ -14,7 +15,7 @@ from support.hf_loading import assert_equal_trees
 from support.math_cases import math_config, task_of
 from support.paths import ROWS
 from support.policies import policies_of
-from support.tiny_checkpoints import write_tiny_folder, write_tiny_gguf
+from support.tiny_checkpoints import MODEL, write_tiny_folder, write_tiny_gguf
 from tango_jax.cli.validation import validate
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.loop.run import run_or_resume
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("closed_pool")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("hf") / "model")
+    return write_tiny_folder(tmp_path_factory.mktemp("hf") / "model", dataclasses.replace(MODEL, num_layers=1))
 
 
 @pytest.fixture(scope="module")
