@@ -125,7 +125,7 @@ def example_of(settings: ConfigDict, tokenizer: Tokenizer) -> Example:
     example, own = Example(), example_solution(settings)
     if own is not None:
         problem, solution = own
-        example = Example(problem.question, solution, problem.size)
+        example = Example(problem.question, solution, solution.count("</step>"))
     is_known = is_readable(tokenizer, example.problem) and is_readable(tokenizer, example.solution)
     return example if is_known else NO_EXAMPLE
 

@@ -179,9 +179,12 @@ class Turn:
         2503.14476), more batches are drawn until so many problems have responses whose rewards differ. `sample_fn`:
         problems -> (responses to train on, their rewards); it may make several calls."""
         site, batches, most = self._site(stream), [], 1 + self.rl.dynamic_sampling
-        before = self.sampled
+        before, counts = self.sampled, dict(self._numbers)
         while len(batches) < most and sum(batch.has_signal.sum() for batch in batches) < self.rl.prompts_per_step:
             self.sampled, self._batch = [], len(batches)
+            # Calls of each batch are numbered from those before.
+            self._numbers |= {(kind, name, self._batch): count for (kind, name, batch), count in counts.items()
+                              if batch == 0}
             problems = self._draw(stream, site, len(batches))
             responses, reward = sample_fn(problems)
             signal_P = self.algorithm.has_signal_P(reward.reward_B, responses)

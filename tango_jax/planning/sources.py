@@ -15,17 +15,23 @@ from tango_jax.runtime.checks import Mistakes
 from tango_jax.text.hf_tokenizer import has_tokenizer
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.source import Source, fields_of, has_chat_template, kind_of, open_source, published_model
-from tango_jax.weights.workdir import open_checkpoint, read_config, start_source
+from tango_jax.weights.workdir import has_one_policy, open_checkpoint, read_config, start_source
 
 
 def plan_source(config: ConfigDict, role: str) -> Source:
     """The sizes of a role's model. Raises ValueError where neither a file nor the table of presets has them."""
+    return _source(config, role, "generator" if shares_policy(config) else role)
+
+
+def _source(config: ConfigDict, role: str, whose: str) -> Source:
+    """`whose`: the role whose weights are taken where the checkpoint has both."""
     name = config[role].checkpoint
     if not name:
         return start_source(config, role)
     numerics = fields_of(config[role])
     if kind_of(name) == "workdir":
-        source = plan_source(read_config(Path(name).expanduser()), role)
+        path = Path(name).expanduser()
+        source = _source(read_config(path), whose, "generator" if has_one_policy(path) else whose)
         return dataclasses.replace(source, model_config=dataclasses.replace(source.model_config, **numerics))
     model = published_model(name, **numerics)
     return Source(name, model, blank_tokenizer(model), None, lambda folder: None, {})
@@ -59,11 +65,11 @@ def open_sources(settings: OpenSettings, mistakes: Mistakes, is_planned: bool) -
         own = settings.config[role]
         numerics = fields_of(own)
         with mistakes.collected():
-            if is_planned and lacks_tokenizer(settings.config, role):
+            whose = "generator" if shares_policy(settings.config) else role
+            if is_planned and lacks_tokenizer(settings.config, whose):
                 sources[role] = with_rough_tokens(plan_source(settings.config, role))
                 continue
             if kind_of(own.checkpoint) == "workdir":
-                whose = "generator" if shares_policy(settings.config) else role
                 sources[role] = open_checkpoint(own.checkpoint, whose, None, **numerics)
                 settings.put(f"{role}.use_chat", sources[role].tokenizer.chat_fn is not None)
                 continue

@@ -41,9 +41,9 @@ def make_task(
             raise ValueError(f"{role}.sft.steps={config[role].sft.steps}, but task.name={config.task.name} has no text "
                              f"for the {role} to imitate: set the steps to 0, or give the task an sft_example")
     names = {role: tuple(prompt.name for prompt in prompts) for role, prompts in (further or {}).items()}
-    # Nobody has written examples of a user's prompt.
-    taught = {role: tuple(name for name in own if task.further_example and name in PROMPTS)
-              for role, own in names.items()}
+    # Nobody has written examples of a user's prompt, also where it has the name of another.
+    taught = {role: tuple(one.name for one in prompts if task.further_example and PROMPTS.get(one.name) == one)
+              for role, prompts in (further or {}).items()}
     if task.sft_example and any(taught.values()):
         task = task._replace(sft_example=_with_further(taught, task))
     if missing := [name for role in task.sft_roles if config[role].sft.steps for name in names.get(role, ())

@@ -90,15 +90,11 @@ def _content(record: Solution | Verification, b: int, items: _Items, lesson: Les
         return content | {"solution": items.of(record), "verifications": items.about(record, "verifier"),
                           "step_rewards": steps, "step_formula": STEP_FORMULA.format(num_steps=len(record.steps))
                           }
-    solution = next((one for one in (record.of, *_parts(record.of)) if isinstance(one, Solution)), None)
-    content |= {"solution": items.of(solution) if solution else None, "verifications": [items.of(record)],
-                "step_rewards": [], "step_formula": ""}
+    # A user's verifier may judge several solutions at once, or something else.
+    content |= {"solution": items.of(record.of) if isinstance(record.of, Solution) else None,
+                "verifications": [items.of(record)], "step_rewards": [], "step_formula": ""}
     second = items.about(record, "second_judgement")
     return content | ({"second_judgement": second[0]} if second else {})
-
-
-def _parts(judged: Any) -> Sequence:
-    return judged if isinstance(judged, (tuple, list)) else ()
 
 
 def evaluation_rows(

@@ -144,7 +144,8 @@ def _values(run: Run, keys: Collection[str]) -> tuple[str, ...]:
 
 def _start(run: Run, key: str) -> str:
     """The end of the path of another run: one folder has relative and absolute paths."""
-    return "/".join(PurePath(run.settings.get(key) or "").parts[-2:])
+    parts = PurePath(run.settings.get(key) or "").parts
+    return "/".join(parts[-3 if parts[-2:-1] == ("stage_one",) else -2 :])  # every grid has a stage_one/shared
 
 
 def _names(runs: Sequence[Run]) -> str:

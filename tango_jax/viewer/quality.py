@@ -176,7 +176,7 @@ def _note(run: Run, items: list[Judged]) -> str:
         chosen += " Dynamic sampling chose them: most groups with equal rewards are missing."
     if settings.get("rl.practice", "all") != "all" and items[0].role == "verifier":
         chosen += " rl.practice chose their problems: those that the generator should solve half the time."
-    if settings.get("rl.trust") or settings.get("rl.judge", "all") != "all":
+    if items[0].role == "generator" and any("generator/judged_share" in row for row in run.rows):
         chosen += (" In the generator's turns rl.judge and rl.trust choose which solutions are judged, some by their "
                    "grade, so the share of correct solutions among them differs from the share of the turn.")
     return (

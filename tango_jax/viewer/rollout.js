@@ -117,7 +117,7 @@ function rawTexts(rollout, verification, paints) {
 }
 
 // A second try of the problem, and what the verifier said of its own verification, where an arm has them.
-function furtherCards({ second_try: second, later_tries: later = [], second_judgement: again }) {
+function furtherCards({ second_try: second, later_tries: later = [], second_judgement: again, verifications }) {
   const card = (title, badges, text) =>
     h(
       "section",
@@ -131,7 +131,7 @@ function furtherCards({ second_try: second, later_tries: later = [], second_judg
   const tryCard = (title, one) =>
     card(title, [gradeBadge(one), one.reward && note(`reward ${one.reward.total.toFixed(2)}`)], one.text);
   return [
-    second && tryCard("Second try, after the verdict INCORRECT", second),
+    second && tryCard(`Second try, after the verdict ${verifications[0]?.verdict ?? "of the verifier"}`, second),
     ...later.map((one) => tryCard("A later try", one)),
     again &&
       card(

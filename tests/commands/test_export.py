@@ -196,6 +196,10 @@ def test_the_card_asks_nothing_that_the_tokenizer_has_no_token_for():
     tokenizer = start_source(config, "generator").tokenizer  # letters, and what this task needs besides
     own = export.example_of(config, tokenizer)
     assert own.problem == make_task(config, {}).pool_solution(0)[0].question
+    assert own.num_steps == own.solution.count("</step>") == 5
+    free = default_config()
+    free.task.double_steps = 1.0
+    assert export.example_of(free, tokenizer).num_steps < 5
     config.task.name = "math"  # of a policy that started from a run on words
     assert export.example_of(config, tokenizer) == NO_EXAMPLE
     prompting = Prompting("verifier", "{problem}{solution}", False, 8, 9, 1)

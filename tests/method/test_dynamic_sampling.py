@@ -217,6 +217,23 @@ def test_prompts_of_one_stream_take_different_random_numbers():
     assert len(set(paths)) == 3 and {path[0] for path in paths} == {SOLVE.stream}
 
 
+def test_calls_of_further_batches_are_numbered_from_those_before():
+    calls, rewards = [], iter([[0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 1]])
+
+    class Noted(Numbered):
+        def respond(self, prompt, parents, samples, path) -> Responses:
+            calls.append((path, samples))
+            return super().respond(prompt, parents, samples, path)
+
+    config = settings(P, M)
+    config.rl.dynamic_sampling = 1
+    t = Turn(config, task_of(), Place(0, "generator", "generator", 0), Memory(), ALGORITHMS["grpo"], Noted())
+    t.sample("generator", t.problems(), 1)
+    t.until_full(lambda problems: (t.sample("generator", problems, M), Rewards(np.array(next(rewards)), {})))
+    assert [path[3:] for path, _ in calls] == [(0,), (0, 1), (1, 1)]  # batch, call
+    assert {key: call.samples for key, call in t.calls.items()} == {("generator", 0): 1, ("generator", 1): M}
+
+
 def test_the_share_of_right_solutions_is_of_all_that_were_sampled():
     """Of three problems whose solutions are right, right and wrong, one has verdicts that differ and is trained on."""
 

@@ -1,5 +1,6 @@
 """Methods of a user: three that are functions of a Turn and nothing else, and mistakes that are told before stage 1."""
 
+import dataclasses
 import inspect
 import json
 
@@ -17,7 +18,7 @@ from tango_jax.records import Lesson, Memory, Rewards, TurnResult
 from tango_jax.rl.schedule import Place
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
-from tango_jax.text.prompts import SECOND_JUDGEMENT, SECOND_TRY
+from tango_jax.text.prompts import JUDGE, SECOND_JUDGEMENT, SECOND_TRY
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.tracking.rollout_rows import turn_rows
@@ -115,6 +116,8 @@ def test_each_is_trained_from_a_file(name, tiny_train, tiny_run, tmp_path):
         assert any("second_try" in row for row in dumped)
     if name == "debate":
         assert all("debate/tokens_sampled" in row for row in rows if row["phase"] != "generator")
+        # It judges two solutions: its verdict is about neither alone.
+        assert all((row["solution"] is None) == (row["role"] == "verifier") for row in dumped)
 
 
 def rows_of(t: Turn, lesson) -> list[dict]:
@@ -160,6 +163,14 @@ def test_stage_one_has_no_examples_of_a_users_prompt_and_says_so(name, role):
     task, plain = make_task(config, {}, {role: (prompt,)}), make_task(config, {})
     assert [task.sft_example(role, "train", index) for index in range(6)] == [
         plain.sft_example(role, "train", index) for index in range(6)]
+    assert any(f"stage 1 has no examples of {prompt.name}" in note for note in task.notes)
+
+
+@pytest.mark.parametrize("prompt", [JUDGE, SECOND_JUDGEMENT], ids=lambda prompt: prompt.name)
+def test_nor_of_one_with_the_name_of_another(prompt):
+    own = dataclasses.replace(prompt, fields=own_turns.two_solutions)
+    task = make_task(load_config("tiny"), {}, {"verifier": (own,)})
+    assert not any(task.sft_example("verifier", "train", index).prompt for index in range(6))
     assert any(f"stage 1 has no examples of {prompt.name}" in note for note in task.notes)
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.paths import ROOT
 from tango_jax import plan
 from tango_jax.cli.command_line import load_config
-from tango_jax.config import ROLES
+from tango_jax.config import ROLES, default_config
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.advice import advice
 from tango_jax.planning.costs import Flops, decode_flops, decode_parts, num_parameters
@@ -33,6 +33,7 @@ from tango_jax.planning.workload import (
 )
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.presets import CONFIG_JSON, known_name, preset_model
 
 A100 = TARGETS["a100-80gb"]
@@ -256,6 +257,16 @@ def test_sizes_of_checkpoints_without_them():
         plan_source(config, "generator")
     for name, raw in CONFIG_JSON.items():
         assert preset_model(name).num_layers == raw.get("text_config", raw)["num_hidden_layers"]
+
+
+def test_one_policy_has_the_sizes_of_the_generator_in_a_run_of_two(tmp_path):
+    two = default_config()
+    two.generator.model.width, two.verifier.model.width = 32, 128
+    save_config(two, tmp_path / "config.json")
+    config = load_config("tiny", ["arm=self_verify", *(f"{role}.checkpoint={tmp_path}" for role in ROLES)])
+    assert [plan_source(config, role).model_config.width for role in ROLES] == [32, 32]
+    config.arm = "tango"
+    assert [plan_source(config, role).model_config.width for role in ROLES] == [32, 128]
 
 
 @pytest.mark.parametrize("name, known", [

@@ -160,6 +160,13 @@ def test_a_start_for_every_data_seed_is_not_warned_of():
     assert len(lines) == 1 and warnings(lines, ["task.data_seed"]) == []
 
 
+def test_grids_have_stages_one_of_equal_names():
+    runs = [run_of(name, seed=seed, verifier__init_from=f"{name}/stage_one/shared")
+            for seed, name in enumerate(("one", "two"))]
+    [warning] = warnings(lines_of(runs))
+    assert "stage" in warning
+
+
 def test_a_long_label_is_cut_and_the_table_has_everything():
     changes = dict.fromkeys(("rl__gamma", "rl__alpha_initial", "rl__alpha_final", "rl__format_weight"), 0.25)
     lines = lines_of([run_of("a"), run_of("b", **changes)])
