@@ -1,6 +1,7 @@
 """What the pages show works as it stands there: their Python runs, commands are understood, links resolve."""
 
 import ast
+import dataclasses
 import inspect
 import json
 import re
@@ -16,7 +17,7 @@ import pytest
 from support.own_problems import write_problems
 from support.paths import CONFIGS, ROOT
 from support.processes import Finished, finish
-from support.tiny_checkpoints import write_tiny_folder
+from support.tiny_checkpoints import MODEL, write_tiny_folder
 from support.xla_settings import on_devices
 from tango_jax import ablate, bench, evaluate, export, generate, grade, plan, report, sample, sft, train
 from tango_jax.cli.arguments import Parser
@@ -244,7 +245,7 @@ def test_ones_own_problems_train_with_the_readmes_command(tmp_path):
     row = json.loads(re.search(r"rows such as `(\{.*?\})`", README)[1])
     assert set(row) == {"question", "answer"}
     write_problems(tmp_path / "problems.jsonl", 5)
-    write_tiny_folder(tmp_path / "MODEL")
+    write_tiny_folder(tmp_path / "MODEL", dataclasses.replace(MODEL, num_layers=1))
     done = run_python(shlex.split(shown)[1:], tmp_path)
     assert done.code == 0, done.stderr
     assert "problems: 4 for training and 1 held out, of 5 in problems.jsonl, read as math: " in done.stdout

@@ -180,14 +180,15 @@ def test_arms_that_never_train_the_verifier_start_alike(ablation):
 # ------------------------------------------------------------------------------------- a grid, in two workers
 
 
+# An arm that trains one role: half of the programs, which every run compiles in a process of its own.
 GRID = {"task.data_seed": [0, 1], "alpha": {"": {}, "none": {"rl.alpha_schedule": "none", "ablation.seeds": (5,)}}}
-RUNS = ("data_seed=0/tango/seed_4", "data_seed=0,alpha=none/tango/seed_5", "data_seed=1/tango/seed_4",
-        "data_seed=1,alpha=none/tango/seed_5")
+RUNS = ("data_seed=0/gold_steps/seed_4", "data_seed=0,alpha=none/gold_steps/seed_5", "data_seed=1/gold_steps/seed_4",
+        "data_seed=1,alpha=none/gold_steps/seed_5")
 
 
 def start_grid(tiny_train, workdir: Path, *overrides: str) -> subprocess.Popen:
-    settings = ("ablation.workers=2", "ablation.arms=('tango',)", "ablation.seeds=(4,)", f"ablation.grid={GRID}",
-                "rl.generator_steps=3", "checkpoint.every=1", "verifier.sft.steps=4", "generator.sft.steps=4")
+    settings = ("ablation.workers=2", "ablation.arms=('gold_steps',)", "ablation.seeds=(4,)", f"ablation.grid={GRID}",
+                "rl.generator_steps=6", "checkpoint.every=1", "verifier.sft.steps=4", "generator.sft.steps=4")
     command = [sys.executable, "-m", "tango_jax.ablate", "--config=configs/tiny.py", f"--workdir={workdir}"]
     command += [f"--config.{item}" for item in (*tiny_train.overrides, *FEW_PROGRAMS, *settings, *overrides)]
     return subprocess.Popen(command, cwd=ROOT, env=tiny_train.environment, text=True, stdout=subprocess.PIPE,
@@ -209,11 +210,12 @@ class Grid:
     def __init__(self, tiny_train, workdir: Path):
         self.workdir = workdir
         first = start_grid(tiny_train, workdir)
-        wait_for(lambda: any(workdir.glob("data_seed*/tango/*/checkpoints/1")), "the first turn of a run", first)
+        wait_for(lambda: any(workdir.glob("data_seed*/gold_steps/*/checkpoints/1")), "the first turn of a run", first)
         first.send_signal(signal.SIGTERM)
         self.stopped: Finished = finish(first)
         self.held = [path for path in workdir.rglob(LOCK_FILE) if is_held(path)]
-        self.turns = {path.parent: len(read_metrics(path)) for path in workdir.glob("data_seed*/tango/*/metrics.jsonl")}
+        metrics = workdir.glob("data_seed*/gold_steps/*/metrics.jsonl")
+        self.turns = {path.parent: len(read_metrics(path)) for path in metrics}
         self.resumed: Finished = finish(start_grid(tiny_train, workdir))
 
 
@@ -267,7 +269,8 @@ def test_each_run_had_its_own_cores_and_log(grid, tiny_train):
         log = (grid.workdir / name / "train.log").read_text()
         assert f"-m tango_jax.train --config={grid.workdir / name}/config.json --workdir={grid.workdir / name}" in log
     stored = json.loads((grid.workdir / RUNS[-1] / "config.json").read_text())
-    assert (stored["arm"], stored["seed"], stored["task.data_seed"], stored["ablation.grid"]) == ("tango", 5, 1, {})
+    settings = [stored[key] for key in ("arm", "seed", "task.data_seed", "ablation.grid")]
+    assert settings == ["gold_steps", 5, 1, {}]
 
 
 def test_its_runs_are_reported_by_cell(grid):
@@ -287,7 +290,7 @@ def test_cells_can_be_added_and_what_fails_does_not_lose_the_others(grid, tiny_t
     assert done.code == 2
     assert done.stderr.startswith("error: 2 of 6 runs failed (data_seed=")
     for start in (0, 1):
-        assert f"data_seed={start},alpha=bad/tango/seed_4: error: turn 3 (generator, update of the " in done.stderr
+        assert f"data_seed={start},alpha=bad/gold_steps/seed_4: error: turn 1 (generator, update of the " in done.stderr
     assert "the same command tries them again" in done.stderr and done.stderr.count("\n") == 1
     assert (grid.workdir / RUNS[0] / "metrics.jsonl").read_bytes() == before
     table = (grid.workdir / "ablation.csv").read_text()

@@ -139,20 +139,23 @@ def test_a_resumed_run_is_the_same_to_the_bit(model, policies, whole, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, adapters_in(workdir), adapters_in(whole))
 
 
-def test_another_base_is_refused(model, tmp_path):
-    folder, workdir = tmp_path / "model", tmp_path / "run"
-    write_tiny_folder(folder)
-    config = config_of(folder, "generator.sft.steps=0", "verifier.sft.steps=0")
-    policies = policies_of(config)
+def test_another_base_is_refused(model, policies, tmp_path):
+    """The base is that of the other runs, so that this one compiles nothing new; its weights are put back."""
+    weights, workdir = model / "model.safetensors", tmp_path / "run"
+    config = config_of(model, "generator.sft.steps=0", "verifier.sft.steps=0")
     with pytest.raises(hosts.Preempted):
         run.run_or_resume(config, workdir, SILENT, policies, preemption=StopAfter(4))
-    tensors = load_file(folder / "model.safetensors")
-    save_file({name: 1.01 * value for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"^generator\.checkpoint=.* has changed and verifier\.checkpoint=.* has chan"
-                                         "ged since the checkpoint of turn"):
-        run.run_or_resume(config, workdir, SILENT, policies)
-    with pytest.raises(ValueError, match="were trained on other weights than the run's generator starts"):
-        open_workdir(workdir, "generator").load_params()
+    before = weights.read_bytes()
+    try:
+        tensors = load_file(weights)
+        save_file({name: 1.01 * value for name, value in tensors.items()}, weights, {"format": "pt"})
+        with pytest.raises(ValueError, match=r"^generator\.checkpoint=.* has changed and verifier\.checkpoint=.* has "
+                                             "changed since the checkpoint of turn"):
+            run.run_or_resume(config, workdir, SILENT, policies)
+        with pytest.raises(ValueError, match="were trained on other weights than the run's generator starts"):
+            open_workdir(workdir, "generator").load_params()
+    finally:
+        weights.write_bytes(before)
 
 
 def test_another_base_is_refused_in_stage_one_and_by_what_starts_from_it(model, whole, tmp_path):

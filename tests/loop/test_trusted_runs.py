@@ -22,8 +22,10 @@ SILENT = Console(enabled=False)
 
 
 def config_of(*overrides: str):
-    on_one_device = [f"{role}.mesh.fsdp=1" for role in ROLES]
-    return load_config(str(CONFIGS / "tiny.py"), [*on_one_device, "rollouts.every=1", "eval.every=6", *overrides])
+    # One shape of what is sampled, and the same for both roles: what is compiled for one is in the cache for the other.
+    one_shape = [f"{role}.{setting}" for role in ROLES for setting in (
+        "mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()", "max_response=48")]
+    return load_config(str(CONFIGS / "tiny.py"), [*one_shape, "rollouts.every=1", "eval.every=6", *overrides])
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ stores its outputs.
 """
 
 import base64
+import dataclasses
 import io
 import os
 import re
@@ -20,7 +21,7 @@ import pytest
 from support.browser import open_browser
 from support.notebook_runs import NOTEBOOKS, run_notebook
 from support.paths import ROOT
-from support.tiny_checkpoints import write_tiny_folder
+from support.tiny_checkpoints import MODEL, write_tiny_folder
 from support.xla_settings import on_devices
 
 # Pictures that are stored.
@@ -31,7 +32,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.>])/(?:tmp|root|home|work|opt|usr|content)/"
 
 
 def small_parameters(folder: Path) -> dict[str, dict]:
-    model = write_tiny_folder(folder / "model")
+    model = write_tiny_folder(folder / "model", dataclasses.replace(MODEL, num_layers=1))
     return {
         "01_last_letter": {
             "WORKDIR": str(folder / "01"), "LAYERS": 1, "SFT_STEPS": 4, "WARMUP_STEPS": 1, "GENERATOR_STEPS": 3,
@@ -46,11 +47,13 @@ def small_parameters(folder: Path) -> dict[str, dict]:
             "WORKDIR": str(folder / "05"), "CHECKPOINT": str(model), "SFT_STEPS": 2, "RANK": 4,
             "GENERATOR_LENGTHS": (64, 96), "VERIFIER_LENGTHS": (160, 240),
         },
-        "03_follow_one_problem": {"WORKDIR": str(folder / "03"), "SFT_STEPS": 30},
+        "03_follow_one_problem": {"WORKDIR": str(folder / "03"), "SFT_STEPS": 30, "PROBLEMS": 2},
         "04_change_the_method": {"WORKDIR": str(folder / "04"), "SEEDS": (0,), "SETTINGS": {
             "rl.warmup_steps": 0, "rl.generator_steps": 3, "eval.problems": 8, "eval.pool": 8,
+            "rl.prompts_per_step": 2, "rl.samples_per_prompt": 4,
             **{f"{role}.{key}": value for role in ("generator", "verifier")
-               for key, value in {"sft.steps": 4, "sft.max_heldout_loss": 0.0, "model.num_layers": 1}.items()}}},
+               for key, value in {"sft.steps": 4, "sft.batch_size": 8, "sft.eval_examples": 8, "row_buckets": (8,),
+                                  "sft.max_heldout_loss": 0.0, "model.num_layers": 1}.items()}}},
     }
 
 

@@ -36,11 +36,17 @@ class Setup(NamedTuple):
     compiles_before: int  # while warming up
 
 
+def make_plain(model):
+    return make_sampler(model, dataclasses.replace(BUCKETS, row_buckets=(12,), cache_tokens=0), STOP_IDS)
+
+
 @pytest.fixture(scope="module")
 def setup():
-    params = random_params()
-    plain = make_sampler(MODEL, dataclasses.replace(BUCKETS, row_buckets=(12,), cache_tokens=0), STOP_IDS)
-    continuous = make_sampler(MODEL, BUCKETS, STOP_IDS)
+    """A model of one layer, as there are many shapes and each compiles every layer by itself. Rows on several devices
+    go through two."""
+    model = dataclasses.replace(MODEL, num_layers=1)
+    params, plain = random_params(model), make_plain(model)
+    continuous = make_sampler(model, BUCKETS, STOP_IDS)
     weights = plain.layout(params)
     with CompileCounter() as counter:
         continuous.compile_now(weights, GROUP_SIZES)
@@ -160,22 +166,30 @@ def test_logits_that_are_not_finite_end_the_call(setup):
         setup.continuous.sample(weights, SampleRequest(some_prompts(3), 3, step_key(0), TEMPERATURE))
 
 
+@pytest.fixture(scope="module")
+def expected_of_two_layers():
+    """Parameters of two layers, a request, and what a plain batch makes of it."""
+    params, plain = random_params(), make_plain(MODEL)
+    request = SampleRequest(some_prompts(9), 3, step_key(3, "test"), TEMPERATURE)
+    return params, request, plain.sample(plain.layout(params), request)
+
+
 @pytest.mark.parametrize("decode_tensor", [1, 2])
-def test_rows_on_several_devices(setup, decode_tensor):
+def test_rows_on_several_devices(expected_of_two_layers, decode_tensor):
     """Each has its own slots; a row that has to wait may go on on another."""
+    params, request, expected = expected_of_two_layers
     mesh = default_config().generator.mesh.copy_and_resolve_references()
     mesh.decode_tensor = decode_tensor
     placement = make_placement(mesh, jax.devices()[:4])
     shards = 4 // decode_tensor
     config = SamplerConfig((3, 8), (4, LIMIT), (shards, 2 * shards), cache_tokens=30)
     sampler = make_sampler(MODEL, config, STOP_IDS, placement)
-    weights = sampler.layout(setup.params)
+    weights = sampler.layout(params)
     sampler.compile_now(weights, (3,))
     with CompileCounter() as counter:
-        request = SampleRequest(some_prompts(9), 3, step_key(3, "test"), TEMPERATURE)
         result = sampler.sample(weights, request)
     assert counter.compilations == []
-    assert_same(result, setup.plain.sample(setup.weights, request))
+    assert_same(result, expected)
     limits = limits_of(sampler.config, 8, 3)
     done = replay(limits, lengths_as_read(request, result))
     assert limits.shards == shards and done.saved > shards

@@ -14,9 +14,9 @@ STOP_IDS = (1, 2, 3, 4, 5, 6, 7)
 FLOAT = dict(rtol=1e-4, atol=1e-4)
 
 
-def random_params():
+def random_params(model: ModelConfig = MODEL):
     rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda: transformer.init_params(MODEL, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: transformer.init_params(model, jax.random.key(0)))
 
     def leaf(path, shape):
         is_norm = path[-1].key.endswith("norm")
