@@ -10,11 +10,11 @@ from tango_jax import bench
 
 @pytest.fixture
 def small(monkeypatch):
-    """A smaller model and shorter lengths; nothing here is as slow as measuring a machine."""
+    """A smaller model, shorter lengths and fewer rows; nothing here is as slow as measuring a machine."""
     model = dataclasses.replace(bench.MODEL, width=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
                                 mlp_width=16)
     monkeypatch.setattr(bench, "MODEL", model)
-    for name, size in {"PROMPT": 8, "VERIFIER_PROMPT": 16}.items():
+    for name, size in {"P": 2, "M": 2, "PROMPT": 8, "VERIFIER_PROMPT": 16}.items():
         monkeypatch.setattr(bench, name, size)
     monkeypatch.setattr(bench, "configure", lambda config: "")
     monkeypatch.setattr(bench, "machine_rates", lambda: {"matmul_gflops": 100.0, "read_gb_s": 20.0})

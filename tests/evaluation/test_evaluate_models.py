@@ -1,5 +1,6 @@
 """`python -m tango_jax.evaluate` with a tiny model of random weights: every set, a kill, two processes, a workdir."""
 
+import dataclasses
 import json
 import signal
 import socket
@@ -12,7 +13,7 @@ import pytest
 from support.evaluation_cases import FILES, ROWS, files_of, sets_flag
 from support.paths import ROOT
 from support.processes import finish, wait_for
-from support.tiny_checkpoints import save_run, write_tiny_folder
+from support.tiny_checkpoints import MODEL, save_run, write_tiny_folder
 from support.xla_settings import on_devices
 from tango_jax.cli.command_line import load_config
 from tango_jax.evaluate import main
@@ -24,7 +25,8 @@ SHORT = ["--template=last_letter", "--verifier_template=last_letter", "--max_new
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("hf") / "model")
+    """A model of one layer: every process traces its samplers, and compiles each layer by itself."""
+    return write_tiny_folder(tmp_path_factory.mktemp("hf") / "model", dataclasses.replace(MODEL, num_layers=1))
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +106,8 @@ def test_two_processes_share_the_work(whole, environment, tmp_path):
 
 
 @pytest.mark.parametrize("task, sizes", [("last_letter", "test_words"), ("state_tracking", "test_swaps")])
-def test_a_workdir_brings_its_settings_and_judges_itself(folder, tmp_path, monkeypatch, task, sizes):
-    config = load_config(str(ROOT / "configs/tiny.py"))
+def test_a_workdir_brings_its_settings_and_judges_itself(tmp_path, monkeypatch, task, sizes):
+    folder, config = write_tiny_folder(tmp_path / "model"), load_config(str(ROOT / "configs/tiny.py"))
     config.task.name = task
     for role in (config.generator, config.verifier):
         role.checkpoint, role.max_prompt, role.max_response = str(folder), 128, 8

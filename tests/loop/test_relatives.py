@@ -37,8 +37,9 @@ RELATIVES = ("second_try", "taught_verifier", "meta_judged")
 def config_of(arm: str, *overrides: str):
     settings = ["rollouts.every=1", "rl.generator_steps=3", "eval.every=3", "generator.mesh.fsdp=1",
                 "verifier.mesh.fsdp=1"]
-    if arm != "second_try":  # one arm has several shapes of what is sampled, each of which is compiled by itself
-        settings += ["generator.cache_buckets=()", "generator.row_buckets=(8,)", "verifier.row_buckets=(8,)"]
+    if arm != "second_try":  # which has several shapes of what is sampled: each is compiled by itself
+        settings += ["generator.cache_buckets=()", "generator.row_buckets=(8,)", "verifier.row_buckets=(8,)",
+                     "generator.max_response=48"]  # as the verifier: what is compiled for it is in the cache
     return load_config(str(CONFIGS / "tiny.py"), [f"arm={arm}", *settings, *overrides])
 
 
