@@ -106,12 +106,14 @@ def _validate(cell: Cell) -> None:
     with mistakes.collected(place and f"{place}: "):
         validate(config)
     mistakes.raise_all()
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[str | bool, list[str]] = {}
     for arm in config.ablation.arms:
         config.arm = arm
         with mistakes.collected(place and f"{place}, arm {arm}: "):
             validate(config)
-        kinds.setdefault(stage_one_kind(config, arm), []).append(arm)
+        kind = stage_one_kind(config, arm)
+        # Of another run's stage 1, one policy takes another part than two.
+        kinds.setdefault(kind if cell.stage_one is not None else kind.split(",")[0] == "one_policy", []).append(arm)
     axis = {"stage_one": {arm_name(arms[0]): {"ablation.arms": tuple(arms)} for arms in kinds.values()}}
     starts = cell.stage_one is not None or any(config[role].init_from for role in ROLES)
     mistakes.require(not starts or len(kinds) <= 1, f"{place and f'{place}: '}ablation.arms: "

@@ -50,16 +50,12 @@ def describe_run(
         console.log(note)
     if config.task.grader:
         console.log(f"answers are graded by {config.task.grader}")
-    usual = {
-        "generator": f"{rl.outcome_weight:g} x grade + {rl.format_weight:g} x format score",
-        "verifier": f"agreement with the grade + {rl.gamma:g} x format score",
-    }
     if policies["verifier"].is_shared:
         console.log("one policy has both roles: each role's learning rate follows its own schedule and counts only its "
                     "own updates; AdamW's moments are shared")
     for role, policy in policies.items():
         if config[role].reward:
-            console.log(f"the {role}'s reward: {usual[role]} + {config[role].reward}")
+            console.log(f"{config[role].reward} is added to the {role}'s reward")
         if config[role].checkpoint:
             console.log(f"the {role} starts from {config[role].checkpoint}")
         describe_parameters(console, role, policy)

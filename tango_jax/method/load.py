@@ -25,7 +25,7 @@ from tango_jax.runtime.user_code import UserFunction
 from tango_jax.tasks.own_grader import check_goes_by_answer
 from tango_jax.tasks.registry import LOOKED_AT, example_problem
 from tango_jax.tasks.task import Task
-from tango_jax.text.prompts import OWN, SECOND_JUDGEMENT, SECOND_TRY, Prompt
+from tango_jax.text.prompts import OWN, PROMPTS, SECOND_JUDGEMENT, SECOND_TRY, Prompt
 
 # Errors of sampling, not of the function that called it.
 NOT_OF_THE_TURN = (FloatingPointError, jax.errors.JaxRuntimeError, hosts.Preempted)
@@ -53,8 +53,9 @@ class Method(NamedTuple):
 
     @property
     def stage_one_kind(self) -> str:
-        """Sets its stage 1 apart from other arms'; or ""."""
-        further = [prompt.name for role in ROLES for prompt in self.further_prompts(role)]
+        """Sets its stage 1 apart from other arms'; or "". Nobody has examples of a user's prompts."""
+        further = [prompt.name for role in ROLES for prompt in self.further_prompts(role)
+                   if PROMPTS.get(prompt.name) == prompt]
         return ",".join([*["one_policy"] * self.arm.is_one_policy, *further])
 
 

@@ -40,7 +40,8 @@ def remembering(turn: Callable) -> Callable:
     @functools.wraps(turn)
     def turn_and_remember(t):
         lesson = turn(t)
-        solutions = [one for responses in t.sampled if responses.name == "generator" for one in responses]
+        solutions = [one for responses in t.sampled if responses.role == "generator" for one in responses
+                     if one.after is None]
         memory = lesson.memory or t.memory
         return dataclasses.replace(lesson, memory=memory.replace(passes=passes_after(memory.passes, solutions)))
 

@@ -47,14 +47,15 @@ def second_try_reward(t: Turn, tries: Responses) -> Rewards:
     """`rewards.graded` of both tries, plus the improvement for the second one, after PAG (arXiv 2506.10406), whose
     tries are rewarded each alone, with a bonus. The metrics are of first tries.
 
-        r_2 = outcome(y_2) + IMPROVEMENT_WEIGHT (right(y_2) - right(y_1))
+        r_2 = outcome(y_2) + rl.outcome_weight IMPROVEMENT_WEIGHT (right(y_2) - right(y_1))
     """
     both = outcome_reward(tries, t.rl)
     metrics = outcome_reward([one for one in tries if one.after is None], t.rl).metrics
     gain_B = np.array([0.0 if one.after is None else float(one.is_right) - float(one.after.of.is_right)
                        for one in tries], np.float32)
-    reward_B = (both.reward_B + IMPROVEMENT_WEIGHT * gain_B).astype(np.float32)
-    return Rewards(reward_B, metrics, (*both.terms, Term("improvement", IMPROVEMENT_WEIGHT, gain_B)))
+    weight = t.rl.outcome_weight * IMPROVEMENT_WEIGHT
+    reward_B = (both.reward_B + weight * gain_B).astype(np.float32)
+    return Rewards(reward_B, metrics, (*both.terms, Term("improvement", weight, gain_B)))
 
 
 def second_try_metrics(first: Sequence[Solution], second: Sequence[Solution]) -> dict[str, float]:

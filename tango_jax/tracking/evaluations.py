@@ -119,7 +119,8 @@ def _start_of(role: str, config: ConfigDict, start: Mapping[str, str]) -> str:
 
 def _selects(turn: Mapping) -> bool:
     """Whether only some of the solutions of a generator's turn were judged or trained on."""
-    return "generator/judged_share" in turn or "generator/batches_sampled" in turn
+    return "generator/batches_sampled" in turn or any(
+        name == "generator/judged_share" or name.startswith("verifier/judged_") for name in turn)
 
 
 def sources_of(workdir: Path) -> Sources:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import ROLES, flatten
+from tango_jax.config import flatten
 from tango_jax.grading import FAILURES
 from tango_jax.method.own_arm import arm_name
 from tango_jax.runtime import hosts
@@ -26,7 +26,7 @@ from tango_jax.tracking.run_config import keep_config
 
 PACKAGES = {"tensorboard": ("tensorboardX", "tensorboardX>=2.6,<3"), "wandb": ("wandb", "wandb>=0.31,<1")}
 SHARED_WITH_TURNS = ("generator_step", "time/", "memory/")  # beginnings of names in rows of all phases
-# Ends of names of what a role also samples in turns that train the other, about other problems.
+# Ends of names of what may be sampled in turns of both roles, about other problems.
 SAMPLED_FOR_BOTH = ("/length_mean", "/length_max", "/truncation_rate", "/tokens_sampled", "/decode_waste",
                     "/prompts_shortened", "/shortened_rate", "/labelled_right", "/label_accuracy")
 
@@ -148,14 +148,19 @@ class RunLog:
 
 def _names_apart(row: dict[str, Any]) -> dict[str, Any]:
     """The row with other names for what is measured on other problems: loggers draw one curve a name. eval/ stands
-    before what turns also log, and generator_turn/ or verifier_turn/ before what the other role sampled there."""
+    before what turns also log, and generator_turn/ or verifier_turn/ before what is sampled there besides."""
     if row["phase"] in TURN_PHASES:
-        trained, other = ROLES if row["phase"] == "generator" else ROLES[::-1]
-        return {f"{trained}_turn/{name}" if name.startswith(f"{other}/") and name.endswith(SAMPLED_FOR_BOTH) else name:
-                value for name, value in row.items()}
+        trained = "generator" if row["phase"] == "generator" else "verifier"
+        return {f"{trained}_turn/{name}" if _is_besides(name, trained) else name: value for name, value in row.items()}
     if row["phase"] != "eval":
         return row
     return {f"eval/{name}" if name.startswith(SHARED_WITH_TURNS) else name: value for name, value in row.items()}
+
+
+def _is_besides(name: str, trained: str) -> bool:
+    if name.startswith("grader/"):
+        return trained == "verifier"
+    return name.endswith(SAMPLED_FOR_BOTH) and not name.startswith(f"{trained}/")
 
 
 class _TensorBoard:

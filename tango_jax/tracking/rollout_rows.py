@@ -59,7 +59,9 @@ class _Items:
 
     def add(self, record: Solution | Verification, name: str) -> None:
         if isinstance(record, Verification):
-            self._about.setdefault((name, id(record.of)), []).append(record)
+            # A user's method may judge solutions with a prompt of another name.
+            kind = "verifier" if isinstance(record.of, Solution) else name
+            self._about.setdefault((kind, id(record.of)), []).append(record)
 
     def of(self, record: Solution | Verification) -> dict:
         return _verification(record) if isinstance(record, Verification) else _solution(record, self._step_kinds_fn)
@@ -120,12 +122,18 @@ def _group(reward_M: np.ndarray) -> dict:
             "group_std": None if is_alone else _number(reward_M.std(ddof=1, dtype=np.float64))}
 
 
+# Under rl.judge and rl.trust; or a task has no gold labels for these steps.
+NO_LABEL_COUNTS = "the steps were not judged, or their labels do not count"
+
+
 def _notes(row: dict, is_masked: bool) -> list[str]:
     notes = []
     if is_masked:
         notes.append("The response was cut off, and is masked out of the loss (mask_overlong).")
     if row["step_rewards"] and not any(row["step_rewards"]):
-        notes.append("No step has a reward: no labels match the steps.")
+        judged = row["verifications"]
+        is_misaligned = judged and not any(one["is_aligned"] for one in judged)
+        notes.append(f"No step has a reward: {'no labels match the steps' if is_misaligned else NO_LABEL_COUNTS}.")
     return notes
 
 

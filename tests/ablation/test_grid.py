@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from support.ablation_cases import run_rows
-from support.paths import CONFIGS
+from support.paths import CONFIGS, ROOT
 from support.policies import policies_of
 from tango_jax.ablation.against import compare
 from tango_jax.ablation.figures import learning
@@ -120,6 +120,15 @@ def test_nor_are_arms_that_take_different_parts_of_another_runs_stage_one(tmp_pa
     settings = ["ablation.arms=('tango', 'self_verify')", *(f"{role}.init_from={tmp_path}" for role in ROLES)]
     with pytest.raises(ValueError, match=r"ablation\.arms: tango and self_verify learn different prompts in stage 1"):
         make_plan(tiny({}, *settings), tmp_path / "new")
+
+
+def test_arms_that_share_a_stage_one_are_pairs(tmp_path):
+    """A user's prompt has no examples in it; and of another run's, all arms of two policies take the same."""
+    own = ROOT / "tests/support/own_turns.py"
+    runs = make_plan(tiny({"task.data_seed": [3]}, f"ablation.arms=('grpo', '{own}:rewriting')"), tmp_path).runs
+    assert {run.stage_one.folder for run in runs} == {tmp_path / "stage_one/shared"}
+    make_plan(tiny({}, "ablation.arms=('tango', 'taught_verifier')", *(f"{role}.init_from={tmp_path}"
+                                                                       for role in ROLES)), tmp_path / "new")
 
 
 def test_arms_whose_stage_one_differs_are_compared_as_the_refusal_says(tmp_path):

@@ -13,6 +13,8 @@ from support.turns import Said, settings, solution, turn_of, verification
 from tango_jax.cli.command_line import load_config
 from tango_jax.method.lesson import advantages_of
 from tango_jax.method.load import load_method
+from tango_jax.method.rewards import graded
+from tango_jax.method.tango import judged_steps
 from tango_jax.method.turn import Turn, joined
 from tango_jax.records import Lesson, Memory, Rewards, TurnResult
 from tango_jax.rl.schedule import Place
@@ -126,6 +128,18 @@ def rows_of(t: Turn, lesson) -> list[dict]:
     metrics = turn_metrics(t, lesson, {})
     rows = turn_rows(t.config, t.place, TurnResult({}, metrics, t.sampled, lesson, adv_BT, t.memory))
     return json.loads(json.dumps(rows))
+
+
+def test_judgements_by_a_prompt_of_ones_own_are_measured_and_shown():
+    critique = dataclasses.replace(JUDGE, name="critique")
+    said = {"generator": [solution(True), solution(False)], "critique": [verification(), verification("INCORRECT", (False,))]}
+    t = turn_of(settings(1, 2), "generator", said)
+    solutions, reward = graded(t, t.sample("generator", t.problems(), 2))
+    judged = t.sample("verifier", solutions, prompt=critique)
+    lesson = Lesson(solutions, reward, {"outcome": (1.0, t.algorithm.outcome(reward, solutions))},
+                    step_rewards=judged_steps(t, solutions, judged))
+    assert turn_metrics(t, lesson, {})["verifier/live_accept_gap"] == 1.0
+    assert [row["verifications"][0]["verdict"] for row in rows_of(t, lesson)] == ["CORRECT", "INCORRECT"]
 
 
 def test_a_verifier_may_learn_from_its_second_judgements_as_well():

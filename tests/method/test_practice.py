@@ -1,5 +1,7 @@
 """Problems of which the generator should get half right, worked by hand."""
 
+import dataclasses
+
 import pytest
 
 from support.turns import settings as turn_settings
@@ -8,8 +10,10 @@ from tango_jax.config import default_config
 from tango_jax.method.arms import ARMS, turns_of
 from tango_jax.method.baselines import solve_alone
 from tango_jax.method.practice import CANDIDATES, DECAY, candidates_of, half_right, passes_after, remembering
+from tango_jax.method.rewards import graded
 from tango_jax.method.turn import problems_of_a_draw
-from tango_jax.records import Memory, Problem, Solution
+from tango_jax.records import Lesson, Memory, Problem, Solution
+from tango_jax.text.prompts import SOLVE
 
 
 def settings(practice: str = "half_right"):
@@ -56,6 +60,16 @@ def test_a_turn_that_remembers_counts_its_own_solutions():
     t = turn_of(turn_settings(2, 2, practice="half_right"), "generator", said, memory=Memory(passes={"9": (1.0, 1.0)}))
     lesson = remembering(solve_alone)(t)
     assert lesson.memory.passes == {"9": (DECAY, DECAY), "id 0": (1.0, 2.0), "id 1": (2.0, 2.0)}
+
+
+def test_solutions_to_a_prompt_of_ones_own_count_as_well():
+    t = turn_of(turn_settings(1, 2, practice="half_right"), "generator", {"hint": [solution(True), solution(False)]})
+
+    def solve_with_a_hint(t):
+        solutions, reward = graded(t, t.sample("generator", t.problems(), 2, dataclasses.replace(SOLVE, name="hint")))
+        return Lesson(solutions, reward, {"outcome": (1.0, t.algorithm.outcome(reward, solutions))})
+
+    assert remembering(solve_with_a_hint)(t).memory.passes == {"id 0": (1.0, 2.0)}
 
 
 def test_as_published_all_problems_are_taken_and_nothing_is_counted():

@@ -62,6 +62,12 @@ def test_batches_with_and_without_second_tries_are_chosen_from_alike():
     assert [term.name for term in lesson.reward.terms][-1] == "improvement"
 
 
+def test_without_the_weight_of_the_grade_nothing_of_it_is_left():
+    t = second_try_turn([False, True, False, False], {0: True, 1: False, 3: False}, outcome_weight=0.0,
+                        format_weight=0.0)
+    assert not solve_twice(t).reward.reward_B.any()
+
+
 def test_one_group_holds_both_tries():
     t = second_try_turn([False, True, False, False], {0: True, 1: False, 3: False})
     lesson = solve_twice(t)

@@ -136,12 +136,12 @@ def offline_runs(wandb, folder: Path) -> list[OfflineRun]:
 def followed(row: dict) -> dict:
     """What other loggers are told of a row: its finite values; and an evaluation's seconds apart from the turn's."""
     shared = ("generator_step", "time/", "memory/") if row["phase"] == "eval" else ()
-    other = {"generator": "verifier", "verifier": "generator", "warmup": "generator"}.get(row["phase"], "-")
-    place = {"verifier": "generator_turn/", "generator": "verifier_turn/"}.get(other, "")
+    trained = {"generator": "generator", "verifier": "verifier", "warmup": "verifier"}.get(row["phase"], "")
 
     def told(name: str) -> str:
-        is_apart = name.startswith(f"{other}/") and name.endswith(SAMPLED_FOR_BOTH)
-        return place * is_apart + "eval/" * name.startswith(shared) + name
+        is_sampled = name.endswith(SAMPLED_FOR_BOTH) and not name.startswith(f"{trained}/")
+        is_apart = trained == "verifier" if name.startswith("grader/") else trained and is_sampled
+        return f"{trained}_turn/" * bool(is_apart) + "eval/" * name.startswith(shared) + name
 
     return {told(name): value for name, value in row.items() if value is not None}
 

@@ -129,6 +129,10 @@ def test_a_generator_line_says_how_its_advantage_came_about():
     }
     assert second["step_rewards"] == [None] and second["reward"]["total"] == 1.0
     assert second["advantage"]["total"] == [[6, 0.56568, 70]]
+    assert second["notes"] == ["No step has a reward: the steps were not judged, or their labels do not count."]
+    unread = dataclasses.replace(verification("INVALID"), is_aligned=False)
+    _, second = turn_rows(config_of(), Place(33, "generator", "generator", 20),
+                          generator_result([verification(), unread]), formula)
     assert second["notes"] == ["No step has a reward: no labels match the steps."]
 
 
