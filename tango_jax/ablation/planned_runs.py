@@ -106,21 +106,27 @@ def _validate(cell: Cell) -> None:
     with mistakes.collected(place and f"{place}: "):
         validate(config)
     mistakes.raise_all()
-    kinds: dict[str | bool, list[str]] = {}
+    kinds: dict[str, list[str]] = {}
     for arm in config.ablation.arms:
         config.arm = arm
         with mistakes.collected(place and f"{place}, arm {arm}: "):
             validate(config)
-        kind = stage_one_kind(config, arm)
-        # Of another run's stage 1, one policy takes another part than two.
-        kinds.setdefault(kind if cell.stage_one is not None else kind.split(",")[0] == "one_policy", []).append(arm)
+        kinds.setdefault(_start_kind(cell, arm), []).append(arm)
     axis = {"stage_one": {arm_name(arms[0]): {"ablation.arms": tuple(arms)} for arms in kinds.values()}}
-    starts = cell.stage_one is not None or any(config[role].init_from for role in ROLES)
-    mistakes.require(not starts or len(kinds) <= 1, f"{place and f'{place}: '}ablation.arms: "
+    mistakes.require(len(kinds) <= 1, f"{place and f'{place}: '}ablation.arms: "
                      f"{' and '.join(arms[0] for arms in kinds.values())} learn different prompts in stage 1, so their "
                      f"runs are no pairs: add the axis {axis} to ablation.grid, and compare them with --figures and "
                      "--against")
     mistakes.raise_all()
+
+
+def _start_kind(cell: Cell, arm: str) -> str:
+    """Arms of one kind start alike: from one stage 1, from the same part of another run's, or from checkpoints."""
+    kind = stage_one_kind(cell.config, arm)
+    if cell.stage_one is not None:
+        return kind
+    takes_part = any(cell.config[role].init_from for role in ROLES)
+    return "one_policy" if takes_part and kind.startswith("one_policy") else ""
 
 
 def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[str, StageOne]) -> PlannedRun:

@@ -94,10 +94,10 @@ def run_stage_one(
             # The roles' meshes may take different devices.
             places = policy.shardings.params if policy.trains_adapters else policy.full_shardings
             is_next = role == "verifier" and (policy.is_shared or sft.start == "generator")
-            # Fresh adapters are nothing to start from where all parameters are trained.
-            is_fresh = not config.generator.sft.steps and not config.generator.init_from
-            if is_next and is_fresh and is_adapter_tree(ended["generator"]) and not policy.trains_adapters:
-                is_next = False
+            # Where all parameters are trained, a generator's fresh adapters are nothing to start from.
+            has_stage_one = config.generator.sft.steps or config.generator.init_from
+            if is_next and not has_stage_one and is_adapter_tree(ended["generator"]):
+                is_next = policy.trains_adapters
             start = fetch(ended["generator"], places) if is_next else None
             rehearsed = policies["generator"] if is_next and policy.is_shared else None
             if start is None and config[role].adapter:

@@ -59,6 +59,11 @@ def shares_policy(config: ConfigDict) -> bool:
     return config.verifier.adapter == "generator" or (arm is not None and arm.is_one_policy)
 
 
+def role_of_weights(config: ConfigDict, role: str) -> str:
+    """The role whose weights are read from a checkpoint that has both: one policy takes the generator's."""
+    return "generator" if shares_policy(config) else role
+
+
 def make_schedule(config: ConfigDict) -> Schedule:
     rl, arm = config.rl, arm_of(config)
     return Schedule(

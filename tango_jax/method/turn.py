@@ -154,8 +154,8 @@ class Turn:
         return said
 
     def _number(self, kind: str, name: str) -> int:
-        self._numbers[kind, name, self._batch] += 1
-        return self._numbers[kind, name, self._batch] - 1
+        self._numbers[kind, name] += 1
+        return self._numbers[kind, name] - 1
 
     def _note(self, key: tuple[str, int], call: Call) -> None:
         self.calls[key] = max(self.calls.get(key, call), call, key=lambda one: one.prompts)
@@ -179,12 +179,10 @@ class Turn:
         2503.14476), more batches are drawn until so many problems have responses whose rewards differ. `sample_fn`:
         problems -> (responses to train on, their rewards); it may make several calls."""
         site, batches, most = self._site(stream), [], 1 + self.rl.dynamic_sampling
-        before, counts = self.sampled, dict(self._numbers)
+        before, numbers = self.sampled, self._numbers
         while len(batches) < most and sum(batch.has_signal.sum() for batch in batches) < self.rl.prompts_per_step:
             self.sampled, self._batch = [], len(batches)
-            # Calls of each batch are numbered from those before.
-            self._numbers |= {(kind, name, self._batch): count for (kind, name, batch), count in counts.items()
-                              if batch == 0}
+            self._numbers = numbers.copy()  # each batch makes the same calls, numbered after those before
             problems = self._draw(stream, site, len(batches))
             responses, reward = sample_fn(problems)
             signal_P = self.algorithm.has_signal_P(reward.reward_B, responses)

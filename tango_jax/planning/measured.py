@@ -61,8 +61,8 @@ def open_run(workdir: str) -> Run:
 
 
 def _lengths(updated: str, rows: list[dict]) -> dict[str, Lengths]:
-    """In turns of the `updated` role. Solutions are judged once a turn, whatever was drawn before, but for second
-    tries, which each batch needs."""
+    """In turns of the `updated` role. With dynamic sampling only the chosen solutions are judged; second tries need a
+    verdict in every batch."""
     told = {role: [row for row in rows if f"{role}/length_mean" in row] for role in ROLES}
     judged, tried, batches = (statistics.median(row.get(name, 1.0) for row in rows) for name in (
         "generator/judged_share", "second_try/share", f"{updated}/batches_sampled"))

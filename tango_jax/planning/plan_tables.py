@@ -120,8 +120,8 @@ def assumptions(plan: RunPlan) -> list[str]:
     ]
     calls = [call for one in plan.job.method.rehearsals.values() for call in one.calls.values()]
     if most := {call.prompt.name: None for call in calls if call.at_most}:
-        lines.append(f"how often a turn samples {' and '.join(most)} depends on earlier responses: the most possible "
-                     "is counted")
+        lines.append(f"the number of prompts of the kind {' and '.join(most)} depends on earlier responses: the most "
+                     "possible is counted")
     if further := options.config.rl.dynamic_sampling:
         lines.append(f"a turn samples one batch of problems; with rl.dynamic_sampling={further} it may sample up to "
                      f"{1 + further}, and then takes up to {1 + further} times as long for solutions, and for the "

@@ -8,7 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
-from tango_jax.method.own_arm import shares_policy
+from tango_jax.method.own_arm import role_of_weights
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.problem_lengths import BYTES_PER_TOKEN, is_rough, with_rough_tokens
 from tango_jax.runtime.checks import Mistakes
@@ -20,7 +20,7 @@ from tango_jax.weights.workdir import has_one_policy, open_checkpoint, read_conf
 
 def plan_source(config: ConfigDict, role: str) -> Source:
     """The sizes of a role's model. Raises ValueError where neither a file nor the table of presets has them."""
-    return _source(config, role, "generator" if shares_policy(config) else role)
+    return _source(config, role, role_of_weights(config, role))
 
 
 def _source(config: ConfigDict, role: str, whose: str) -> Source:
@@ -65,7 +65,7 @@ def open_sources(settings: OpenSettings, mistakes: Mistakes, is_planned: bool) -
         own = settings.config[role]
         numerics = fields_of(own)
         with mistakes.collected():
-            whose = "generator" if shares_policy(settings.config) else role
+            whose = role_of_weights(settings.config, role)
             if is_planned and lacks_tokenizer(settings.config, whose):
                 sources[role] = with_rough_tokens(plan_source(settings.config, role))
                 continue

@@ -21,7 +21,7 @@ SPLITS = {
 }
 
 DOUBLE = "two at once: "  # begins the kind of a step that makes two moves
-DOUBLE_ERROR = 2  # the generator's teacher errs so many times as often in such a step
+DOUBLE_ERROR = 2  # the generator's teacher errs twice as often in such a step
 EASY_ERROR = 0.02  # error rate of the synthetic teachers on what is not hard
 
 

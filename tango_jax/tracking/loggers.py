@@ -147,17 +147,18 @@ class RunLog:
 
 
 def _names_apart(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with other names for what is measured on other problems: loggers draw one curve a name. eval/ stands
-    before what turns also log, and generator_turn/ or verifier_turn/ before what is sampled there besides."""
+    """Loggers draw one curve for each name, so what is measured on other problems gets another name: eval/ before
+    what turns also log, and generator_turn/ or verifier_turn/ before metrics of responses that the turn does not
+    train."""
     if row["phase"] in TURN_PHASES:
         trained = "generator" if row["phase"] == "generator" else "verifier"
-        return {f"{trained}_turn/{name}" if _is_besides(name, trained) else name: value for name, value in row.items()}
+        return {f"{trained}_turn/{name}" if _is_of_others(name, trained) else name: value for name, value in row.items()}
     if row["phase"] != "eval":
         return row
     return {f"eval/{name}" if name.startswith(SHARED_WITH_TURNS) else name: value for name, value in row.items()}
 
 
-def _is_besides(name: str, trained: str) -> bool:
+def _is_of_others(name: str, trained: str) -> bool:
     if name.startswith("grader/"):
         return trained == "verifier"
     return name.endswith(SAMPLED_FOR_BOTH) and not name.startswith(f"{trained}/")

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, flatten
 from tango_jax.method.load import load_method
-from tango_jax.method.own_arm import shares_policy, stored_arm
+from tango_jax.method.own_arm import role_of_weights, stored_arm
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.checkpoint import sampled_digest
@@ -146,7 +146,7 @@ def _weights(config: ConfigDict) -> dict[str, str]:
         if checkpoint:
             # The run needs the download anyway.
             place = str(resolve_folder(checkpoint)) if kind_of(checkpoint) == "hub" else checkpoint
-            found[f"{role}.checkpoint"] = identify_weights(place, "generator" if shares_policy(config) else role)[1]
+            found[f"{role}.checkpoint"] = identify_weights(place, role_of_weights(config, role))[1]
         if adapter not in ("", "generator"):
             found[f"{role}.adapter"] = sampled_digest(sorted(Path(adapter).expanduser().glob("*.safetensors")))
     return found

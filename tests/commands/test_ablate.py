@@ -180,7 +180,7 @@ def test_arms_that_never_train_the_verifier_start_alike(ablation):
 # ------------------------------------------------------------------------------------- a grid, in two workers
 
 
-# An arm that trains one role: half of the programs, which every run compiles in a process of its own.
+# This arm trains one role, so each of the four processes compiles half as many programs.
 GRID = {"task.data_seed": [0, 1], "alpha": {"": {}, "none": {"rl.alpha_schedule": "none", "ablation.seeds": (5,)}}}
 RUNS = ("data_seed=0/gold_steps/seed_4", "data_seed=0,alpha=none/gold_steps/seed_5", "data_seed=1/gold_steps/seed_4",
         "data_seed=1,alpha=none/gold_steps/seed_5")

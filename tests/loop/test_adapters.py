@@ -20,7 +20,7 @@ from tango_jax import export
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, flatten
-from tango_jax.loop import run
+from tango_jax.loop import run, stage_one
 from tango_jax.loop.imitation import sft_batch, sft_pairs
 from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.resume import fingerprints_of, references_of, start_or_resume
@@ -140,7 +140,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(model, policies, whole, tmp_path):
 
 
 def test_another_base_is_refused(model, policies, tmp_path):
-    """The base is that of the other runs, so that this one compiles nothing new; its weights are put back."""
+    """It has the same base as the other runs, so nothing new is compiled. The base's weights are put back."""
     weights, workdir = model / "model.safetensors", tmp_path / "run"
     config = config_of(model, "generator.sft.steps=0", "verifier.sft.steps=0")
     with pytest.raises(hosts.Preempted):
@@ -529,6 +529,24 @@ def test_one_policy_rehearses_solutions_while_it_learns_to_judge():
     np.testing.assert_allclose(np.asarray(both.weight_NZRT).sum(), 1.0, rtol=1e-5)  # a mean over the tokens of both
     job = make_job(config, Devices(jax.devices(), True, {}), len(jax.devices()))
     assert job.policies["verifier"].stage_one.token_NZRT.shape == both.token_NZRT.shape
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_full_stage_one_of_both_roles_starts_from_the_checkpoint(model, monkeypatch, tmp_path, full):
+    """And not from the adapters of a generator without a stage 1."""
+    config = config_of(model, "arm=self_verify", "generator.sft.steps=0", "verifier.sft.steps=5",
+                       f"verifier.sft.full={full}")
+    validate(config)
+    starts = []
+
+    def see(policy, task, config, workdir, console, title, preemption, start, *rest):
+        starts.append(start)
+        raise hosts.Preempted
+
+    monkeypatch.setattr(stage_one, "run_sft", see)
+    with pytest.raises(hosts.Preempted):
+        stage_one.run_stage_one(policies_of(config), config, None, tmp_path, SILENT, hosts.Preemption(False))
+    assert [start is None for start in starts] == [full]
 
 
 @pytest.mark.parametrize("settings, message", [

@@ -132,7 +132,8 @@ def rows_of(t: Turn, lesson) -> list[dict]:
 
 def test_judgements_by_a_prompt_of_ones_own_are_measured_and_shown():
     critique = dataclasses.replace(JUDGE, name="critique")
-    said = {"generator": [solution(True), solution(False)], "critique": [verification(), verification("INCORRECT", (False,))]}
+    said = {"generator": [solution(True), solution(False)],
+            "critique": [verification(), verification("INCORRECT", (False,))]}
     t = turn_of(settings(1, 2), "generator", said)
     solutions, reward = graded(t, t.sample("generator", t.problems(), 2))
     judged = t.sample("verifier", solutions, prompt=critique)

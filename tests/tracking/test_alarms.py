@@ -116,7 +116,7 @@ def test_an_alarm_rings_beyond_its_limit_and_only_there(name, wrong, said, right
 
 @pytest.mark.parametrize("changes", [
     {"generator/tokens_sampled": None, "generator/length_mean": None, "grader/label_errors": 9},  # a user's own prompt
-    {"grader/vote_errors": 9},  # a metric of the user's
+    {"grader/vote_errors": 9},  # a user's metric
 ])
 def test_failures_of_what_is_not_counted_are_no_share(changes):
     rows = [{name: value for name, value in row.items() if value is not None} for row in run_of(changes)]
