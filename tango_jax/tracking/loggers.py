@@ -152,13 +152,13 @@ def _names_apart(row: dict[str, Any]) -> dict[str, Any]:
     train."""
     if row["phase"] in TURN_PHASES:
         trained = "generator" if row["phase"] == "generator" else "verifier"
-        return {f"{trained}_turn/{name}" if _is_of_others(name, trained) else name: value for name, value in row.items()}
+        return {f"{trained}_turn/{name}" if _is_apart(name, trained) else name: value for name, value in row.items()}
     if row["phase"] != "eval":
         return row
     return {f"eval/{name}" if name.startswith(SHARED_WITH_TURNS) else name: value for name, value in row.items()}
 
 
-def _is_of_others(name: str, trained: str) -> bool:
+def _is_apart(name: str, trained: str) -> bool:
     if name.startswith("grader/"):
         return trained == "verifier"
     return name.endswith(SAMPLED_FOR_BOTH) and not name.startswith(f"{trained}/")
