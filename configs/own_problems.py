@@ -11,8 +11,8 @@ Hardware:  any. Batches are as large as the memory allows. The two policies with
 Expected:  the run first prints what it chose and why. There is no stage 1, so the model must be able to follow the
            prompt's instruction to answer in tagged steps. Set any key with --config.key=value. The settings that depend
            on it are chosen again. Where solutions differ in their number of steps, set
-           --config.generator.loss.step_norm=solutions: the published form made solutions a fifth shorter
-           (configs/results/step_forms.md).
+           --config.generator.loss.step_norm=solutions: the published form made solutions of a task of words
+           a fifth shorter (configs/results/step_forms.md).
 """
 
 from collections.abc import Collection
