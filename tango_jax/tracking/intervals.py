@@ -16,7 +16,6 @@ from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 Z_95 = 1.959963984540054  # of the normal distribution
 RESAMPLES = 2000
@@ -137,6 +136,8 @@ def t_interval(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
 
     Bounds are NaN with one observation, or where all are alike.
     """
+    from scipy import special  # takes half a second to import
+
     count, mean = len(observations), observations.mean(axis=0)
     if count < 2:
         return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)

@@ -11,7 +11,6 @@ from tango_jax.method.own_arm import arm_name
 from tango_jax.records import Solution, Verification
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.model_text import markdown_cell, markdown_code, markdown_fence
-from tango_jax.tracking.plots import plot_curves, save_figure
 from tango_jax.tracking.provenance import read_provenance, summary_of
 
 TRANSCRIPTS = 6  # annotated examples in transcripts.md
@@ -53,6 +52,9 @@ def write_results(
 
     `compiles`: programs compiled after the warm-up. `start`: digests of what the run started from (loop/resume.py).
     """
+    # Here, because Matplotlib takes a second to import, and most commands draw nothing.
+    from tango_jax.tracking.plots import plot_curves, save_figure
+
     summary = summarize(config, rows, compiles, seconds)
     summary |= {"provenance": summary_of(read_provenance(workdir)) | {"start": dict(start)}}
     write_atomically(workdir / "transcripts.md", transcripts(solutions, verifications, TRANSCRIPTS))
