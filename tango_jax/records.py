@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -162,8 +164,14 @@ class Memory:
     own: Mapping[str, float] = dataclasses.field(default_factory=dict)  # for methods of users: numbers by name
 
     def __post_init__(self):
-        for name in ("cursors", "passes", "own"):  # a turn returns a new memory: changing this one is an error
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        own = {}
+        for name, value in self.own.items():  # a checkpoint stores them as JSON, whose keys are strings
+            if not (isinstance(name, str) and isinstance(value, Real) and isfinite(value)):
+                raise ValueError(f"memory.own has {name!r}: {value!r}; it must have finite numbers by name (a string)")
+            own[name] = float(value)
+        for name, value in {"cursors": self.cursors, "passes": self.passes, "own": own}.items():
+            # A turn returns a new memory: changing this one is an error.
+            object.__setattr__(self, name, MappingProxyType(dict(value)))
 
     def replace(self, **fields: Any) -> "Memory":
         return dataclasses.replace(self, **fields)

@@ -156,7 +156,7 @@ def test_the_readmes_own_arm(tmp_path, monkeypatch):
     config = load_config("tiny", {"arm": "my_method.py:min_form"})
     validate(config)
     method = load_method(config, make_task(config, {}))
-    assert method.arm.label == "min form" and method.stage_one_kind == ""
+    assert method.arm.label == "min form" and method.stage_one_kind() == ""
     own, published = statements(block("import dataclasses"), "solve"), statements(inspect.getsource(tango), "solve")
     assert [a == b for a, b in zip(own, published, strict=True)].count(False) == 1
     config.generator.max_response = 4

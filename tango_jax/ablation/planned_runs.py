@@ -25,6 +25,8 @@ from tango_jax.runtime.checks import Mistakes, differences
 from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
+from tango_jax.weights.source import kind_of
+from tango_jax.weights.workdir import has_one_policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +115,10 @@ def _validate(cell: Cell) -> None:
             validate(config)
         kinds.setdefault(_start_kind(cell, arm), []).append(arm)
     axis = {"stage_one": {arm_name(arms[0]): {"ablation.arms": tuple(arms)} for arms in kinds.values()}}
+    differ = "start from different weights" if "one_policy" in kinds else "learn different prompts in stage 1"
     mistakes.require(len(kinds) <= 1, f"{place and f'{place}: '}ablation.arms: "
-                     f"{' and '.join(arms[0] for arms in kinds.values())} learn different prompts in stage 1, so their "
-                     f"runs are no pairs: add the axis {axis} to ablation.grid, and compare them with --figures and "
-                     "--against")
+                     f"{' and '.join(arms[0] for arms in kinds.values())} {differ}, so their runs are no pairs: add "
+                     f"the axis {axis} to ablation.grid, and compare them with --figures and --against")
     mistakes.raise_all()
 
 
@@ -125,8 +127,13 @@ def _start_kind(cell: Cell, arm: str) -> str:
     kind = stage_one_kind(cell.config, arm)
     if cell.stage_one is not None:
         return kind
-    takes_part = any(cell.config[role].init_from for role in ROLES)
+    takes_part = any(cell.config[role].init_from or _has_two_policies(cell.config[role].checkpoint) for role in ROLES)
     return "one_policy" if takes_part and kind.startswith("one_policy") else ""
+
+
+def _has_two_policies(checkpoint: str) -> bool:
+    """A run of two policies: one policy would start from the generator's weights, two from those of each."""
+    return bool(checkpoint) and kind_of(checkpoint) == "workdir" and not has_one_policy(Path(checkpoint).expanduser())
 
 
 def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[str, StageOne]) -> PlannedRun:

@@ -49,6 +49,7 @@ from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.results import write_results
 from tango_jax.tracking.rollout_dump import RolloutDump
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
+from tango_jax.tracking.turn_metrics import check_names
 
 
 def run_or_resume(
@@ -144,6 +145,7 @@ def rehearsed(config: ConfigDict, policies: dict[str, Policy]) -> tuple[Method, 
     method = load_method(config, task)
     for role, rehearsal in method.rehearsals.items():
         check_alike(config, role, rehearsal.digests)
+        check_names(*rehearsal.example)
     return method, task
 
 

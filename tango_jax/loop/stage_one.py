@@ -74,17 +74,19 @@ def run_stage_one(
     checkpoint on the same devices share its arrays. Raises ValueError, FloatingPointError or Preempted, as `run_sft`
     and `load_sft`."""
     # What stage 1 trained (all parameters or adapters), loaded bases, and both together.
-    ended, bases, weights, base_of = {}, {}, {}, {}
+    ended, bases, weights, meta_of = {}, {}, {}, {}
     for role, policy in policies.items():  # before the stage 1 of another role
         if init_from := config[role].init_from:
-            peek_meta(*_sft_arrays(policy, init_from), part=("params",))
+            found = peek_meta(*_sft_arrays(policy, init_from), part=("params",))
+            if found and policy.trains_adapters and role == "verifier" and config.generator.sft.steps:
+                _check_base(config, role, found.meta, _base_of(policy, {}))  # loaded again when it is its turn
     for number, (role, policy) in enumerate(policies.items(), 1):
         preemption.check()
         # Not policy.config: runs that share policies may differ in their starting points.
         sft, init_from = config[role].sft, config[role].init_from
         if init_from:
             restored = load_sft(policy, init_from)
-            ended[role], base_of[role] = restored.state, restored.meta.get("made_from", {}).get("base", "")
+            ended[role], meta_of[role] = restored.state, restored.meta
             if role == "verifier" or not (policy.is_shared and config.verifier.init_from):
                 whose = "the policy of both roles" if policy.is_shared else f"the {role}"
                 lacking = what_it_lacks(config, ROLES if policy.is_shared else (role,), init_from)
@@ -100,7 +102,7 @@ def run_stage_one(
                 is_next = policy.trains_adapters
             start = fetch(ended["generator"], places) if is_next else None
             rehearsed = policies["generator"] if is_next and policy.is_shared else None
-            if start is None and config[role].adapter:
+            if start is None and config[role].adapter not in ("", "generator"):
                 start = _fresh_params(policy, config.seed)
             title = f"Stage 1.{number}: SFT of the {role}"
             ended[role] = run_sft(policy, task, config, workdir, console, title, preemption, start, provenance, base,
@@ -112,12 +114,18 @@ def run_stage_one(
                 console.log(f"reading the weights of the {role} from {config[role].checkpoint}")
             ended[role] = _fresh_params(policy, config.seed)
         weights[role] = _with_base(policy, ended[role], config.seed, bases)
-        if base_of.get(role) and base_of[role] != tree_fingerprint(split(weights[role])[1]):
-            raise ValueError(f"{role}.init_from={init_from}: its adapters do not belong to the weights of "
-                             f"{role}.checkpoint={config[role].checkpoint}: name the checkpoint of that run")
+        if role in meta_of:
+            _check_base(config, role, meta_of[role], split(weights[role])[1])
     if len(weights) > 1 and policies["verifier"].is_shared:
         weights["generator"] = weights["verifier"]
     return weights
+
+
+def _check_base(config: ConfigDict, role: str, meta: dict, base: dict) -> None:
+    wanted = meta.get("made_from", {}).get("base", "")
+    if wanted and wanted != tree_fingerprint(base):
+        raise ValueError(f"{role}.init_from={config[role].init_from}: its adapters do not belong to the weights of "
+                         f"{role}.checkpoint={config[role].checkpoint}: name the checkpoint of that run")
 
 
 def _fresh_params(policy: Policy, seed: int) -> dict:

@@ -34,6 +34,10 @@ def advantages_of(lesson: Lesson, role: str, config: ConfigDict) -> np.ndarray:
             raise ValueError(f"the weight of the lesson's term {name!r} is {_shown(weight)}; it must be one finite "
                              f"number, or one for each of {shape[0]} rows")
         adv_BT += weight_B1.reshape(-1, 1) * np.asarray(value_BT, np.float64)
+    for steps in lesson.step_rewards:
+        if {np.shape(steps.reward_BT), np.shape(steps.is_end_BT)} != {shape} or len(steps.of_steps) != shape[0]:
+            raise ValueError(f"the lesson's step rewards are of {len(steps.of_steps)} responses; they must be of the "
+                             f"{shape[0]} that are trained on")
     for name, value in {**lesson.reward.metrics, **lesson.metrics}.items():
         if np.ndim(value) or np.asarray(value).dtype.kind not in "fiub":
             raise ValueError(f"its metric {name} is {shortened(value)}; it must be a number")

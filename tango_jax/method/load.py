@@ -4,7 +4,7 @@
 line.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -51,10 +51,9 @@ class Method(NamedTuple):
     def streams(self) -> set[str]:
         return {stream for rehearsal in self.rehearsals.values() for stream in rehearsal.draws}
 
-    @property
-    def stage_one_kind(self) -> str:
-        """Sets its stage 1 apart from other arms'; or "". Nobody has examples of a user's prompts."""
-        further = [prompt.name for role in ROLES for prompt in self.further_prompts(role)
+    def stage_one_kind(self, roles: Sequence[str] = ROLES) -> str:
+        """Sets the stage 1 of these roles apart from other arms'; or "". Nobody has examples of a user's prompts."""
+        further = [prompt.name for role in roles for prompt in self.further_prompts(role)
                    if PROMPTS.get(prompt.name) == prompt]
         return ",".join([*["one_policy"] * self.arm.is_one_policy, *further])
 
@@ -108,7 +107,9 @@ def stage_one_kind(config: ConfigDict, arm: str) -> str:
     not."""
     config = config.copy_and_resolve_references()
     config.arm = arm
-    kind = load_method(config, is_checked=False).stage_one_kind
+    imitate = [role for role in ROLES if config[role].sft.steps and not config[role].init_from]
+    has_further = config.task.name != "math"  # which has examples of the two roles' own prompts alone
+    kind = load_method(config, is_checked=False).stage_one_kind(imitate * has_further)
     return kind.removeprefix("one_policy").lstrip(",") if config.verifier.adapter == "generator" else kind
 
 

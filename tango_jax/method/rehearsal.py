@@ -48,6 +48,7 @@ class Rehearsal(NamedTuple):
     metrics: tuple[str, ...]  # names
     labels: bool  # whether labels take the place of grades
     digests: tuple[int, ...]  # of its results, which must be the same in all processes
+    example: tuple[Turn, Lesson]  # of mixed responses
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -87,7 +88,7 @@ def rehearse(
             "graded or agreement (tango_jax.method.rewards), or t.with_own_reward")
     metrics = tuple({**first.metrics, **runs["mixed"].lesson.metrics, **runs["mixed"].lesson.reward.metrics})
     return Rehearsal(calls, sizes.pop(), tuple(first.scored), dict(first.draws), metrics, first.has_labels,
-                     tuple(run.digest for run in runs.values()))
+                     tuple(run.digest for run in runs.values()), runs["mixed"][:2])
 
 
 def _with_short_responses(config: ConfigDict) -> ConfigDict:

@@ -23,6 +23,7 @@ from tango_jax.method.turn import Turn
 from tango_jax.records import Lesson, Memory, Solution, StepRewards, Verification
 from tango_jax.rl.advantages import average_over_verifications
 from tango_jax.rl.schedule import Place, alpha_of
+from tango_jax.runtime.checks import require
 
 # Per turn, for the generator's turns and the verifier's: about the last seven, and five, count.
 DECAY, PRACTICE_DECAY = 0.85, 0.8
@@ -138,8 +139,10 @@ def remembering(judge: Callable[[Turn], Lesson]) -> Callable[[Turn], Lesson]:
         lesson = judge(t)
         if not t.rl.trust:
             return lesson
-        memory = lesson.memory or t.memory
-        verdicts = _verdicts([one for responses in t.everything("verifier") for one in responses])
+        memory, judged = lesson.memory or t.memory, [one for responses in t.judgements() for one in responses]
+        require(judged and all(isinstance(one.of, Solution) for one in judged), f"rl.trust={tuple(t.rl.trust)} "
+                "measures judgements of solutions, and this turn samples none: set rl.trust=()")
+        verdicts = _verdicts(judged)
         memory = memory.replace(evidence=tuple(Evidence(*memory.evidence).after_practice(*verdicts)))
         metrics = dict(lesson.metrics) | warmup_metrics(t.rl, t.place, memory)
         return dataclasses.replace(lesson, memory=memory, metrics=metrics)

@@ -26,7 +26,7 @@ from tango_jax.rl.step_norm import ELEMENTS, step_advantage_BT
 from tango_jax.runtime.checks import require
 from tango_jax.runtime.user_code import UserFunction, is_user_code
 from tango_jax.tasks.task import STREAMS, Task
-from tango_jax.text.prompts import OWN, Prompt
+from tango_jax.text.prompts import OWN, PROMPTS, Prompt
 
 MAX_SCORED_TOKENS = 2**24  # of `Turn.reference_logps`: above that, float32 cannot tell the places of tokens apart
 
@@ -200,6 +200,11 @@ class Turn:
     def everything(self, name: str) -> list[Responses]:
         """All that was sampled to prompts of this name, before dynamic sampling chose from it."""
         return [one for one in self._everything if one.name == name]
+
+    def judgements(self) -> list[Responses]:
+        """All verifications that were sampled to the verifier's own prompt; without any, to a user's prompts."""
+        other = [one for one in self._everything if one.role == "verifier" and one.name not in PROMPTS]
+        return self.everything("verifier") or other
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
         """Log-probs of the sampled tokens by the trained role's reference policy, to another prompt about the same

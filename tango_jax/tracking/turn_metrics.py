@@ -1,5 +1,6 @@
 """The metrics of a turn's responses, verdicts and updates, for metrics.jsonl."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,19 @@ from tango_jax.tracking.scores import verifier_scores
 
 LARGEST_OF_UPDATES = ("logprob_gap_max", "update_ratio")
 MEANS_OF_UPDATES = ("loss", "grad_norm")
+OF_UPDATES = (*LARGEST_OF_UPDATES, *MEANS_OF_UPDATES, "clip_fraction", "entropy", "kl", "kl_first", "logprob_gap_mean",
+              "logprob_gap_share", "tokens")
+# Names that a row has besides, some of them only in some turns.
+TAKEN = re.compile(r"step|phase|generator_step|generator/step_count_corr|verifier/(live_|judged_)?accept_gap|"
+                   r"(alarm|grader|memory|throughput|time)/.*")
+
+
+def check_names(t: Turn, lesson: Lesson) -> None:
+    """Raise ValueError if a rehearsed lesson has metrics with names that a turn's row has anyway."""
+    turn_metrics(t, lesson, {f"{t.role}/{name}": 0.0 for name in OF_UPDATES})
+    taken = [name for name in {**lesson.reward.metrics, **lesson.metrics} if TAKEN.fullmatch(name)]
+    require(not taken, f"arm={t.config.arm}, the {t.role}'s turn returns metrics that are measured anyway, "
+            f"{' and '.join(taken)}: rename them")
 
 
 def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[str, float]:
@@ -28,7 +42,7 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
     own = {}
     if t.role == "generator" and (solved := t.everything("generator")):
         own["generator/steps_mean"] = np.mean([len(solution.steps) for one in solved for solution in one])
-    judged = t.everything("verifier") if t.role == "verifier" else [
+    judged = t.judgements() if t.role == "verifier" else [
         one for same in by_name.values() for one in same if one.role == "verifier" and _about_solutions(one)]
     records = [one for each in judged for one in each.records]
     if t.role == "generator":  # only the first of several verifications of a solution counts

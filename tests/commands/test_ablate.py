@@ -39,7 +39,7 @@ ROLES = ("generator", "verifier")
 # Those of an experiment by default; the others need settings that configs/tiny.py does not have.
 METHODS = {name: load_method(load_config(str(CONFIGS / "tiny.py"), [f"arm={name}"])) for name in ARMS}
 COMPARED = tuple(name for name, method in METHODS.items()
-                 if "curriculum" not in method.streams and not method.stage_one_kind)
+                 if "curriculum" not in method.streams and not method.stage_one_kind())
 TWO = ("tango", "grpo")  # those with two seeds
 # One shape of everything that is sampled, and stage 1 evaluated and saved at its end alone: less to compile and to do.
 FEW_PROGRAMS = ["generator.cache_buckets=()", *(f"{role}.{setting}" for role in ROLES for setting in (

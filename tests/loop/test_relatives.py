@@ -253,6 +253,6 @@ def test_examples_of_every_prompt_fit_where_there_is_room(made):
 
 
 def test_arms_with_further_prompts_say_so_in_their_stage_one():
-    kinds = {name: kind for name in ARMS if (kind := load_method(config_of(name)).stage_one_kind)}
+    kinds = {name: kind for name in ARMS if (kind := load_method(config_of(name)).stage_one_kind())}
     assert kinds == {"self_verify": "one_policy", "no_labels": "one_policy", "second_try": "one_policy,second_try",
                      "taught_verifier": "informed", "meta_judged": "second_judgement"}

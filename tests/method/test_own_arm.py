@@ -4,22 +4,29 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.config import default_config
 from tango_jax.loop.run import rehearsed
-from tango_jax.method import relatives
+from tango_jax.method import relatives, tango
 from tango_jax.method.arms import ARMS
 from tango_jax.method.load import load_method
 from tango_jax.method.own_arm import load_arm, read_arm, shares_policy, stored_arm
+from tango_jax.method.rewards import agreement
+from tango_jax.records import Memory
 from tango_jax.rl import algorithms
 from tango_jax.runtime.user_code import given
+from tango_jax.text.prompts import JUDGE
+from tango_jax.tracking.turn_metrics import turn_metrics
 
 HEAD = """
 import dataclasses
+import numpy as np
 from tango_jax.method.arms import ARMS
+from tango_jax.records import StepRewards
 GRPO = ARMS["grpo"]
 def solve(t):
     return GRPO.turns["generator"](t)
@@ -45,6 +52,22 @@ MISTAKES = {
                                 {"verifier.loss.term": "own.py:t"}, r"must return a float for each token, \[2, 5\]"),
     "a term that fails": ("def t(tokens):\n    return tokens.nothing\n", {"generator.loss.term": "own.py:t"},
                           r"own\.py, line \d+: AttributeError: .*'nothing'"),
+    "a memory whose names are not strings": (
+        "def f(t):\n    return dataclasses.replace(solve(t), memory=t.memory.replace(own={5: 1.0}))\n"
+        "arm = dataclasses.replace(mine, turns={'generator': f})\n", {"arm": "own.py:arm"},
+        r"memory\.own has 5: 1\.0; it must have finite numbers by name"),
+    "a memory of arrays": (
+        "def f(t):\n    return dataclasses.replace(solve(t), memory=t.memory.replace(own={'a': np.ones(2)}))\n"
+        "arm = dataclasses.replace(mine, turns={'generator': f})\n", {"arm": "own.py:arm"},
+        r"memory\.own has 'a': array\(\[1\., 1\.\]\); it must have finite numbers by name"),
+    "step rewards of fewer responses": (
+        "def f(t):\n    steps = StepRewards(np.zeros((1, 2)), np.zeros((1, 2), bool), [None])\n"
+        "    return dataclasses.replace(solve(t), step_rewards=[steps])\n"
+        "arm = dataclasses.replace(mine, turns={'generator': f})\n", {"arm": "own.py:arm"},
+        r"the lesson's step rewards are of 1 responses; they must be of the \d+ that are trained on"),
+    "a measure of trust that measures nothing": (
+        "from support.own_turns import debate\n", {"arm": "own.py:debate", "rl.trust": (0.4, 0.55)},
+        r"rl\.trust=\(0\.4, 0\.55\) measures judgements of solutions, and this turn samples none: set rl\.trust=\(\)"),
     "arms of one name": ("", {"ablation.arms": ("own.py:mine", "other.py:mine")},
                          "has two arms with the same name"),
 }
@@ -108,7 +131,51 @@ def test_an_exact_copy_of_an_arm_starts_also_with_an_own_algorithm(name, has_alg
         plain = load_method(load_config("tiny", [f"arm={name}"]))
     for role in ("generator", "verifier"):
         assert method.further_prompts(role) == plain.further_prompts(role)
-        assert method.rehearsals[role] == plain.rehearsals[role]
+        ours, theirs = (one.rehearsals[role]._replace(example=None) for one in (method, plain))
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("name", ["generator/steps_mean", "generator/entropy", "generator/step_count_corr", "step",
+                                  "time/mine", "verifier/live_accept_gap", "generator/length_mean"])
+def test_a_metric_that_is_measured_anyway_is_refused_before_the_run(name):
+    def solve(t):
+        lesson = ARMS["grpo"].turns["generator"](t)
+        return dataclasses.replace(lesson, metrics={**lesson.metrics, metric: 1.0})
+
+    with given({"arm": dataclasses.replace(ARMS["grpo"], label="mine", turns={"generator": solve})}) as named:
+        config = load_config("tiny", [f"arm={named['arm']}"])
+        metric = "generator/mine"
+        rehearsed(config, {})
+        metric = name
+        with pytest.raises(ValueError, match=f"{name}.*: rename"):
+            rehearsed(config, {})
+
+
+def test_what_a_method_remembers_is_the_same_after_a_resume():
+    memory = Memory(own={"loss": np.float32(0.1), "count": 3, "is_on": True})
+    assert Memory.restored(json.loads(json.dumps(memory.stored()))) == memory
+    with pytest.raises(ValueError, match="memory.own has 'x': nan"):
+        memory.replace(own={"x": float("nan")})
+
+
+def test_judgements_to_a_users_prompt_count_as_those_to_the_verifiers():
+    """In the measure of trust and in the metrics."""
+    strict = dataclasses.replace(JUDGE, name="strict", stream="strict")
+
+    def judge(t):
+        solutions = t.sample("generator", t.problems("verifier"))
+        judged, reward = agreement(t, t.sample("verifier", solutions, t.rl.samples_per_prompt, prompt=prompt))
+        return tango.class_balanced(t, judged, reward)
+
+    arm, measured = dataclasses.replace(ARMS["tango"], label="mine", turns=ARMS["tango"].turns | {"verifier": judge}), []
+    for prompt in (strict, JUDGE):
+        with given({"arm": arm}) as named:
+            method = load_method(load_config("tiny", [f"arm={named['arm']}", "rl.trust=(0.4, 0.55)"]))
+        t, lesson = method.rehearsals["verifier"].example
+        scores = {name: value for name, value in turn_metrics(t, lesson, {}).items() if "f1" in name}
+        measured.append((lesson.memory.evidence, scores))
+    assert any(measured[0][0]) and len(measured[0][1]) == 6
+    assert measured[0] == measured[1]
 
 
 def test_a_users_turns_may_be_those_of_the_package():
@@ -117,7 +184,7 @@ def test_a_users_turns_may_be_those_of_the_package():
         method = load_method(load_config("tiny", [f"arm={named['arm']}"]))
     assert {role: [one.name for one in method.further_prompts(role)] for role in ("generator", "verifier")} == {
         "generator": ["second_try"], "verifier": ["second_judgement"]}
-    assert method.stage_one_kind == "second_try,second_judgement"
+    assert method.stage_one_kind() == "second_try,second_judgement"
 
 
 def test_lists_and_bools_are_taken_as_arrays():
