@@ -49,3 +49,4 @@ def set_free_steps(config: ConfigDict) -> None:
     for role in (config.generator, config.verifier):
         role.sft.max_heldout_loss = 0.2  # whether a step names one word or two cannot be known
     config.generator.sft.steps = 800  # after 400, samples are right far less often than greedy solutions
+    config.verifier.sft.steps = 1200  # after 400, it cannot read steps that name two words

@@ -24,7 +24,7 @@ from tango_jax.runtime.console import Console
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.evaluations import read_tables, write_table
-from tango_jax.tracking.run_config import keep_config
+from tango_jax.tracking.run_config import keep_config, save_config
 
 WORDS = {"1": {"task.rl_words": (1, 1), "task.test_words": [1, 1]}, "2": {"task.rl_words": (2, 2)}}
 
@@ -109,7 +109,7 @@ def test_one_policy_whose_verifier_has_no_stage_one_starts_from_the_generators(t
 
 def test_arms_whose_stage_one_differs_are_no_pairs(tmp_path):
     settings = {"task.data_seed": [3]}, "ablation.arms=('tango', 'grpo', 'self_verify')", "ablation.seeds=(0,)"
-    with pytest.raises(ValueError, match=r"cell data_seed=3: ablation\.arms: tango and self_verify learn different"):
+    with pytest.raises(ValueError, match=r"cell data_seed=3: ablation\.arms: tango and self_verify start from different"):
         make_plan(tiny(*settings), tmp_path)
     # Where all arms are one policy, they start alike, with the stage 1 of the settings themselves.
     runs = make_plan(tiny(*settings, "verifier.adapter=generator"), tmp_path).runs
@@ -118,8 +118,27 @@ def test_arms_whose_stage_one_differs_are_no_pairs(tmp_path):
 
 def test_nor_are_arms_that_take_different_parts_of_another_runs_stage_one(tmp_path):
     settings = ["ablation.arms=('tango', 'self_verify')", *(f"{role}.init_from={tmp_path}" for role in ROLES)]
-    with pytest.raises(ValueError, match=r"ablation\.arms: tango and self_verify learn different prompts in stage 1"):
+    with pytest.raises(ValueError, match=r"ablation\.arms: tango and self_verify start from different weights"):
         make_plan(tiny({}, *settings), tmp_path / "new")
+
+
+@pytest.mark.parametrize("is_one_policy", [False, True])
+def test_nor_are_arms_that_take_different_weights_of_another_run(is_one_policy, tmp_path):
+    save_config(tiny({}, *["verifier.adapter=generator"] * is_one_policy), tmp_path / "config.json")
+    settings = [f"{role}.{what}" for role in ROLES for what in (f"checkpoint={tmp_path}", "sft.steps=0")]
+    config = tiny({}, "ablation.arms=('tango', 'self_verify')", *settings)
+    if is_one_policy:
+        assert len(make_plan(config, tmp_path / "new").runs) == 6
+    else:
+        with pytest.raises(ValueError, match=r"ablation\.arms: tango and self_verify start from different weights"):
+            make_plan(config, tmp_path / "new")
+
+
+def test_prompts_of_a_role_without_stage_one_set_no_arm_apart(tmp_path):
+    arms = "ablation.arms=('tango', 'taught_verifier')"
+    with pytest.raises(ValueError, match="tango and taught_verifier learn different prompts"):
+        make_plan(tiny({}, arms), tmp_path)
+    make_plan(tiny({}, arms, "verifier.sft.steps=0"), tmp_path)
 
 
 def test_arms_that_share_a_stage_one_are_pairs(tmp_path):

@@ -166,6 +166,11 @@ def test_another_base_is_refused_in_stage_one_and_by_what_starts_from_it(model, 
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     with pytest.raises(ValueError, match=r"^generator\.init_from=.*: its adapters do not belong to the weights"):
         run_stage_one(policies, config, task, tmp_path / "run", SILENT, hosts.Preemption(is_watching=False))
+    # The verifier's is read before the generator's stage 1, which may take hours.
+    config = config_of(other, f"verifier.init_from={whole}")
+    with pytest.raises(ValueError, match=r"^verifier\.init_from=.*: its adapters do not belong to the weights"):
+        run_stage_one(policies, config, task, tmp_path / "later", SILENT, hosts.Preemption(is_watching=False))
+    assert not (tmp_path / "later/sft").exists()
     moved = config_of(other)
     (tmp_path / "begun").mkdir()
     shutil.copytree(whole / "sft", tmp_path / "begun/sft")
@@ -532,9 +537,10 @@ def test_one_policy_rehearses_solutions_while_it_learns_to_judge():
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_a_full_stage_one_of_both_roles_starts_from_the_checkpoint(model, monkeypatch, tmp_path, full):
+@pytest.mark.parametrize("said", ["arm=self_verify", "verifier.adapter=generator"])
+def test_a_full_stage_one_of_both_roles_starts_from_the_checkpoint(model, monkeypatch, tmp_path, full, said):
     """And not from the adapters of a generator without a stage 1."""
-    config = config_of(model, "arm=self_verify", "generator.sft.steps=0", "verifier.sft.steps=5",
+    config = config_of(model, said, "generator.sft.steps=0", "verifier.sft.steps=5",
                        f"verifier.sft.full={full}")
     validate(config)
     starts = []
