@@ -157,7 +157,7 @@ def test_the_cycle_has_something_to_learn_from(base, abstract_states):
         assert min(moved) > 1e-4
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one_device"])
+@pytest.mark.parametrize("layout", ["8x1x1", "2x2x2"])  # the third goes on below from what the second saved
 def test_a_mesh_changes_no_number(layout, laid_out, base, abstract_states):
     assert_same_run(laid_out(layout), base, abstract_states)
 

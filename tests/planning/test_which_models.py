@@ -11,11 +11,10 @@ from tango_jax.planning.machines import GIB
 from tango_jax.planning.targets import machine_of, open_target
 from tango_jax.weights.presets import CONFIG_JSON, preset_model
 
-# One of each family, the largest, and those that the tests name. (Notebook 05, which is run by
-# tests/notebook/test_notebooks.py, has the figures of all.)
-EXAMINED = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-0.6B",
-            "meta-llama/Llama-3.1-70B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM3-3B",
-            "allenai/OLMo-2-0425-1B-Instruct", "google/gemma-3-270m-it", "google/gemma-3-4b-it")
+# The largest, and those that the tests name. (Notebook 05, which is run by tests/notebook/test_notebooks.py, has the
+# figures of all.)
+EXAMINED = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-70B-Instruct",
+            "HuggingFaceTB/SmolLM2-135M-Instruct")
 
 
 def found_on_l4() -> dict:
@@ -33,8 +32,6 @@ def on_l4():
 
 def test_every_known_model_is_there_twice(on_l4, monkeypatch):
     assert on_l4.keys() == {(name, rank) for name in EXAMINED for rank in (0, 32)}
-    assert {CONFIG_JSON[name]["model_type"] for name in EXAMINED} == {
-        settings["model_type"] for settings in CONFIG_JSON.values()}
     some = next(iter(on_l4.values()))
     monkeypatch.setattr(which_models, "_fit", lambda name, rank, *_: some._replace(name=name, rank=rank))
     known = found_on_l4()

@@ -31,9 +31,10 @@ class TinyTrain:
         stage_one = ("steps=200", "batch_size=12", "eval_every=20", "checkpoint_every=50", "optimizer.schedule=cosine")
         self.overrides = [f"{role}.sft.{setting}" for role in ("generator", "verifier") for setting in stage_one]
         self.overrides += [f"task.{split}_letters=(1,2)" for split in ("sft", "rl", "test")]
-        # One shape of everything that is sampled: each process of a run that is interrupted traces all of them.
+        # One layer, and one shape of everything that is sampled: each process of a run that is interrupted traces all.
         # (tests/loop/test_relatives.py has runs with several.)
         self.overrides += ["generator.cache_buckets=()", "generator.row_buckets=(8,)", "verifier.row_buckets=(8,)"]
+        self.overrides += ["generator.model.num_layers=1", "verifier.model.num_layers=1"]
         self.overrides += ["rl.format_weight=0.5", f"compile_cache={compile_cache}"]
         self.environment = on_devices(1)
 
