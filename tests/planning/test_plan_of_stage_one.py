@@ -1,17 +1,26 @@
 """What a plan counts where stage 1 trains all parameters and reinforcement learning trains adapters."""
 
+import gc
+
+import jax
 import numpy as np
 import pytest
 
 from support.paths import ROOT
+from support.policies import policies_of
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
+from tango_jax.loop import stage_one
 from tango_jax.loop.init_from import sft_directory
+from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import device_bytes, sized_job
-from tango_jax.planning.memory import resident
+from tango_jax.planning.memory import phases, resident
 from tango_jax.planning.sources import plan_source
 from tango_jax.planning.targets import machine_of
+from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer
+from tango_jax.runtime.console import Console
+from tango_jax.tasks.registry import make_task
 
 
 def both(*settings: str) -> list[str]:
@@ -19,14 +28,14 @@ def both(*settings: str) -> list[str]:
 
 
 def job_of(*settings: str, devices: int = 1):
-    config = load_config(str(ROOT / "configs/tiny.py"), [*both("model.lora.rank=4", "mesh.fsdp=-1"), *settings])
+    config = load_config(str(ROOT / "configs/tiny.py"), [*both("model.lora.rank=4", "mesh.fsdp=1"), *settings])
     models = {role: plan_source(config, role).model_config for role in ROLES}
     return sized_job(config, models, machine_of("cpu", devices))
 
 
-def write_stage_one(workdir, role: str, is_full: bool) -> None:
-    state, directory = {"params": {"weight": np.ones(1)}}, sft_directory(workdir, role) / "checkpoints"
-    Checkpointer(directory).save(1, state, {"is_full": is_full})
+def write_stage_one(workdir, role: str, is_full: bool, params: dict) -> None:
+    directory = sft_directory(workdir, role) / "checkpoints"
+    Checkpointer(directory).save(1, {"params": params}, {"is_full": is_full, "heldout_loss": 0.0})
 
 
 @pytest.mark.parametrize("settings, held, bases", [
@@ -43,9 +52,40 @@ def write_stage_one(workdir, role: str, is_full: bool) -> None:
 ])
 def test_a_base_is_counted_once_unless_a_stage_one_trained_all_parameters(tmp_path, settings, held, bases):
     for role, is_full in held.items():
-        write_stage_one(tmp_path, role, is_full)
+        write_stage_one(tmp_path, role, is_full, {"weight": np.ones(1)})
     settings = [setting.replace("RUN", str(tmp_path)) for setting in settings]
     job = job_of(*both("checkpoint=Qwen/Qwen2.5-0.5B", "loss.kl_coef=0"), *settings)
     generator, verifier = job.policies.values()
     adapters = sum(device_bytes(policy.state.params) for policy in (generator, verifier))
     assert resident(job, "").parameters == adapters + bases * device_bytes(generator.base)
+
+
+@pytest.mark.parametrize("settings", [
+    [], ["verifier.sft.start=generator"], ["verifier.adapter=generator"],
+    ["generator.init_from=RUN", "generator.sft.full=False", "generator.sft.steps=0"],
+])
+def test_the_verifiers_stage_one_holds_no_more_than_is_planned(tmp_path, monkeypatch, settings):
+    """All parameters of the generator are gone once they are frozen and, where the verifier starts from them, copied.
+    An update, which is left out here, adds gradients and activations."""
+    job = job_of(*both("model.width=64", "model.lora.base_dtype=bfloat16", "sft.full=True", "row_buckets=(8,)"),
+                 *(setting.replace("RUN", str(tmp_path)) for setting in settings))
+    policies, held = policies_of(job.config), {}
+    if job.config.generator.init_from:
+        shapes = policies["generator"].abstract_full_params()
+        params = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes)
+        write_stage_one(tmp_path, "generator", True, params)
+    task = make_task(job.config, {role: policy.tokenizer for role, policy in policies.items()})
+
+    def held_bytes():
+        gc.collect()
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    def measure(run, state, base, done, *rest):
+        held[run.policy.role] = held_bytes() - before
+        return state, done
+
+    monkeypatch.setattr(stage_one, "_make_updates", measure)
+    before = held_bytes()
+    stage_one.run_stage_one(policies, job.config, task, tmp_path, Console(enabled=False), hosts.Preemption(False))
+    planned = {phase.name: phase.parameters + phase.optimizer for phase in phases(job, estimated_programs(job, "cpu"))}
+    assert held == pytest.approx({role: planned[f"{role}/sft"] for role in job.stage_one}, rel=0.01)
