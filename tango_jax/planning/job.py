@@ -95,11 +95,12 @@ class SizedPolicy:
         return with_base(self.base, self.state.params)
 
     @functools.cached_property
-    def stage_one_state(self) -> TrainState:
+    def in_stage_one(self) -> "SizedPolicy":
+        """With `sft.full` its stage 1 trains a model without adapters."""
         if not self.model_config.lora or not self.config.sft.full:
-            return self.state
+            return self
         model = dataclasses.replace(self.model_config, lora=None, param_dtype=self.config.model.param_dtype)
-        return self._placed(_state_shapes(dataclasses.replace(model, remat="none")))
+        return dataclasses.replace(self, model_config=model)
 
     def _placed(self, tree: Any) -> Any:
         return with_shardings(tree, param_shardings(self.placement.train, tree))

@@ -137,7 +137,7 @@ class TurnTimes(NamedTuple):
 def stage_one_step_seconds(
     job: Job, programs: dict[str, Program], target: Target, role: str, filled: float
 ) -> float:
-    times, policy = TimeModel(target), job.policies[role]
+    times, policy = TimeModel(target), job.policies[role].in_stage_one
     passes = stage_one_workload(job, role, filled)
     _, flops = function_flops(policy, passes.tokens)
     step = times.read_seconds(optimizer_bytes(device_bytes(policy.state), device_bytes(policy.state.params)))

@@ -16,7 +16,8 @@ from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import device_bytes, sized_job
 from tango_jax.planning.memory import phases, resident
 from tango_jax.planning.sources import plan_source
-from tango_jax.planning.targets import machine_of
+from tango_jax.planning.targets import TARGETS, machine_of
+from tango_jax.planning.times import stage_one_step_seconds
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Console
@@ -89,3 +90,17 @@ def test_the_verifiers_stage_one_holds_no_more_than_is_planned(tmp_path, monkeyp
     stage_one.run_stage_one(policies, job.config, task, tmp_path, Console(enabled=False), hosts.Preemption(False))
     planned = {phase.name: phase.parameters + phase.optimizer for phase in phases(job, estimated_programs(job, "cpu"))}
     assert held == pytest.approx({role: planned[f"{role}/sft"] for role in job.stage_one}, rel=0.01)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_stage_one_that_trains_all_parameters_is_planned_as_without_adapters(devices):
+    sizes = both("mesh.fsdp=-1", "model.width=512", "model.compute_dtype=bfloat16", "sft.full=True")
+    job, plain = job_of(*sizes, devices=devices), job_of(*sizes, *both("model.lora.rank=0"), devices=devices)
+    programs, expected = (estimated_programs(one, "gpu") for one in (job, plain))
+    for role in ROLES:
+        assert programs[f"{role}/sft"] == expected[f"{role}/sft"]
+        seconds, without = (stage_one_step_seconds(one, told, TARGETS["h100"], role, 0.5)
+                            for one, told in ((job, programs), (plain, expected)))
+        assert seconds == pytest.approx(without)
+        # And adapters on a base as adapters.
+        assert programs[f"{role}/update"] != expected[f"{role}/update"]
