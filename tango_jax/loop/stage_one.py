@@ -85,12 +85,11 @@ def run_stage_one(
         # Not policy.config: runs that share policies may differ in their starting points.
         sft, init_from = config[role].sft, config[role].init_from
         if init_from:
-            restored = load_sft(policy, init_from)
-            ended[role], meta_of[role] = restored.state, restored.meta
+            step, ended[role], meta_of[role] = load_sft(policy, init_from)
             if role == "verifier" or not (policy.is_shared and config.verifier.init_from):
                 whose = "the policy of both roles" if policy.is_shared else f"the {role}"
                 lacking = what_it_lacks(config, ROLES if policy.is_shared else (role,), init_from)
-                console.log(f"{whose} starts from step {restored.step} of the stage 1 in {init_from}{lacking}")
+                console.log(f"{whose} starts from step {step} of the stage 1 in {init_from}{lacking}")
         elif sft.steps:
             base = _base_of(policy, bases) if policy.trains_adapters else {}
             # The roles' meshes may take different devices.
@@ -100,10 +99,11 @@ def run_stage_one(
             has_stage_one = config.generator.sft.steps or config.generator.init_from
             if is_next and not has_stage_one and is_adapter_tree(ended["generator"]):
                 is_next = policy.trains_adapters
-            start = fetch(ended["generator"], places) if is_next else None
+            start = {role: fetch(ended["generator"], places)} if is_next else {}
+            ended.clear()  # all parameters of a generator with adapters, which are frozen by now, would stay in memory
             rehearsed = policies["generator"] if is_next and policy.is_shared else None
-            if start is None and config[role].adapter not in ("", "generator"):
-                start = _fresh_params(policy, config.seed)
+            if not is_next and config[role].adapter not in ("", "generator"):
+                start = {role: _fresh_params(policy, config.seed)}
             title = f"Stage 1.{number}: SFT of the {role}"
             ended[role] = run_sft(policy, task, config, workdir, console, title, preemption, start, provenance, base,
                                   rehearsed)
@@ -158,13 +158,14 @@ def _base_of(policy: Policy, bases: dict) -> dict:
 
 def run_sft(
     policy: Policy, task: Task, config: ConfigDict, workdir: Path, console: Console, title: str,
-    preemption: hosts.Preemption, start_params: Any = None, provenance: Provenance | None = None,
+    preemption: hosts.Preemption, start: dict, provenance: Provenance | None = None,
     base: dict | None = None, rehearsed: Policy | None = None,
 ) -> Any:
     """Train up to `sft.steps`, resuming an earlier attempt; return the final parameters, or adapters of `base`.
 
-    Training starts from `start_params` (not modified), the policy's checkpoint, or a fresh initialisation. Where one
-    policy has both roles, every batch also has examples of the `rehearsed` generator.
+    Training starts from the parameters in `start`, which is emptied, so that devices do not hold them beside the state;
+    else from the policy's checkpoint or a fresh initialisation. Where one policy has both roles, every batch also has
+    examples of the `rehearsed` generator.
 
     Raises:
         ValueError: the held-out loss is above its gate, examples or parameters changed, or no held-out example fits.
@@ -174,7 +175,7 @@ def run_sft(
     sft, directory = policy.config.sft, sft_directory(workdir, policy.role)
     jitted, key_data = make_sft(policy), rng.step_key(config.seed, "init", policy.role)
     checkpointer = Checkpointer(directory / "checkpoints", keep=config.checkpoint.keep)
-    rehearsed = rehearsed if "generator" in task.sft_roles else None
+    rehearsed, start_params = rehearsed if "generator" in task.sft_roles else None, start.pop(policy.role, None)
     run = SftRun(policy, jitted, task, checkpointer, _made_from(policy, task, start_params, base), rehearsed)
     restored = run.checkpointer.restore(with_shardings(jax.eval_shape(jitted.init, key_data), jitted.shardings))
     done, offset = SftProgress(), 0
@@ -189,6 +190,7 @@ def run_sft(
         state = jitted.restart(policy.load_params())
     else:
         state = jitted.init(key_data)
+    del start_params
     if done.step < sft.steps:
         check_log(directory, restored, sft.checkpoint_every)
         if restored is None and (directory / "metrics.jsonl").exists():

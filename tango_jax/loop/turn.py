@@ -92,10 +92,11 @@ class PolicyWork:
         # Token indices are packed in the field of the advantages, and undo the packing below.
         place_BT = np.arange(1, 1 + is_action_BT.size, dtype=np.float32).reshape(is_action_BT.shape)
         weights, parts = self.context.references[responses.role](), []
-        for number in range(policy.config.loss.minibatches):
-            batch = pack_minibatch(policy.config, policy.placement, number, other, place_BT, is_action_BT)
-            scored = _own_shards(policy.score(weights, batch))
-            parts += zip(_own_shards(batch.adv_NZRT), _own_shards(batch.is_action_NZRT), scored, strict=True)
+        with self.context.timer("update"):  # as all scores
+            for number in range(policy.config.loss.minibatches):
+                batch = pack_minibatch(policy.config, policy.placement, number, other, place_BT, is_action_BT)
+                scored = _own_shards(policy.score(weights, batch))
+                parts += zip(_own_shards(batch.adv_NZRT), _own_shards(batch.is_action_NZRT), scored, strict=True)
         logp = np.zeros(1 + is_action_BT.size, np.float32)
         for token_place, is_action, logp_part in hosts.join_parts(parts):
             logp[token_place[is_action].astype(int)] = logp_part[is_action]

@@ -47,8 +47,8 @@ def training_estimates(job: Job, role: str, platform: str) -> dict[str, Program]
         f"{role}/update": _update_estimate(policy, policy.batch, device_bytes(policy.state.params), platform),
     }
     if role in job.stage_one:
-        trained = device_bytes(policy.stage_one_state.params)
-        found[f"{role}/sft"] = _update_estimate(policy, policy.stage_one, trained, platform)
+        own = policy.in_stage_one
+        found[f"{role}/sft"] = _update_estimate(own, own.stage_one, device_bytes(own.state.params), platform)
     return found
 
 

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, role_config
+from tango_jax.loop.init_from import sft_directory
 from tango_jax.method.load import Method, load_method
 from tango_jax.method.own_arm import shares_policy
 from tango_jax.models import decode_layers
@@ -33,6 +34,7 @@ from tango_jax.rl.packing import (
 )
 from tango_jax.rl.policy import Policy, make_policy, sampler_sizes
 from tango_jax.rl.update import init_state
+from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.sampling import decode
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.decode import DecodeState
@@ -93,11 +95,12 @@ class SizedPolicy:
         return with_base(self.base, self.state.params)
 
     @functools.cached_property
-    def stage_one_state(self) -> TrainState:
+    def in_stage_one(self) -> "SizedPolicy":
+        """With `sft.full` its stage 1 trains a model without adapters."""
         if not self.model_config.lora or not self.config.sft.full:
-            return self.state
+            return self
         model = dataclasses.replace(self.model_config, lora=None, param_dtype=self.config.model.param_dtype)
-        return self._placed(_state_shapes(dataclasses.replace(model, remat="none")))
+        return dataclasses.replace(self, model_config=model)
 
     def _placed(self, tree: Any) -> Any:
         return with_shardings(tree, param_shardings(self.placement.train, tree))
@@ -114,7 +117,7 @@ class SizedPolicy:
 
     @functools.cached_property
     def stage_one(self) -> Batch | None:
-        if not self.config.sft.steps:
+        if not self.config.sft.steps or self.config.init_from:
             return None
         count, shards = self.sft_examples, self.placement.num_local_shards
         return _over_processes(
@@ -152,12 +155,17 @@ class Job:
     def shares_base(self, role: str) -> bool:
         """Whether the role's frozen base is the previous role's too (loop/stage_one.py)."""
         before, own = self.policies[ROLES[0]], self.policies[role]
-        if role == ROLES[0] or not own.config.checkpoint or own.config.sft.full or before.config.sft.full:
+        if role == ROLES[0] or not own.config.checkpoint or self._own_bases:
             return False
         if kind_of(own.config.checkpoint) == "workdir":
             return False
         names = ("checkpoint", "mesh")
         return own.base == before.base and all(own.config[name] == before.config[name] for name in names)
+
+    @functools.cached_property
+    def _own_bases(self) -> list[str]:
+        """Roles whose stage 1, or that of their `init_from`, trains all parameters, which are then their base."""
+        return [role for role, policy in self.policies.items() if _trains_all_first(role, policy.config)]
 
     def minibatch_prompts(self, role: str) -> int:
         minibatches = self.policies[role].config.loss.minibatches
@@ -190,6 +198,13 @@ def sized_job(config: ConfigDict, models: dict[str, ModelConfig], machine: Machi
 
 def sized(policy: Policy, rl: ConfigDict, processes: int, rehearses: bool = False) -> SizedPolicy:
     return SizedPolicy(policy.role, policy.config, policy.model_config, policy.placement, rl, processes, rehearses)
+
+
+def _trains_all_first(role: str, own: ConfigDict) -> bool:
+    if not own.init_from:
+        return own.sft.full and own.sft.steps > 0
+    found = peek_meta(sft_directory(own.init_from, role) / "checkpoints")
+    return found is None or found.meta["is_full"]  # where that run is not here, count the memory of two bases
 
 
 def rehearses(config: ConfigDict, role: str) -> bool:

@@ -121,7 +121,7 @@ def _update(job: Job, programs: dict[str, Program], role: str) -> Phase:
 def _stage_one(job: Job, programs: dict[str, Program], role: str) -> Phase:
     """An update of stage 1, without references. Earlier roles have their parameters there."""
     policy, update = job.policies[role], programs[f"{role}/sft"]
-    state, batch = policy.stage_one_state, policy.stage_one
+    state, batch = policy.in_stage_one.state, policy.stage_one
     roles = list(job.policies)
     before = roles[: roles.index(role)]
     gradients, base = device_bytes(state.params), 0 if policy.config.sft.full else device_bytes(policy.base)

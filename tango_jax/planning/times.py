@@ -137,7 +137,7 @@ class TurnTimes(NamedTuple):
 def stage_one_step_seconds(
     job: Job, programs: dict[str, Program], target: Target, role: str, filled: float
 ) -> float:
-    times, policy = TimeModel(target), job.policies[role]
+    times, policy = TimeModel(target), job.policies[role].in_stage_one
     passes = stage_one_workload(job, role, filled)
     _, flops = function_flops(policy, passes.tokens)
     step = times.read_seconds(optimizer_bytes(device_bytes(policy.state), device_bytes(policy.state.params)))
@@ -181,11 +181,16 @@ def trained_seconds(
     state = policy.state
     loss, is_offloaded = policy.config.loss, policy.config.mesh.offload
     score, update = function_flops(policy, passes.tokens)
-    score_s = scores_of(policy) * times.training_seconds(policy, programs[f"{role}/score"], score, passes, "score")
+    scored, learner = job.method.rehearsals[role].scored, job.method.rehearsals[role].learner
+    # A teacher is the reference with another prompt.
+    by_teacher = sum(call.prompts * call.samples for call in scored) / (learner.prompts * learner.samples)
+    score_s = times.training_seconds(policy, programs[f"{role}/score"], score, passes, "score")
+    score_s *= scores_of(policy) + by_teacher
     step = loss.minibatches * times.read_seconds(optimizer_bytes(device_bytes(state), device_bytes(state.params)))
     update_s = loss.epochs * (times.training_seconds(policy, programs[f"{role}/update"], update, passes) + step)
     if is_offloaded:
-        score_s += (loss.kl_coef > 0) * loss.minibatches * times.host_seconds(device_bytes(state.params))
+        fetches = (loss.kl_coef > 0) * loss.minibatches + len(scored)
+        score_s += fetches * times.host_seconds(device_bytes(state.params))
         update_s += 2 * times.host_seconds(device_bytes(state.opt_state))
     return {"score": score_s, "update": update_s}
 

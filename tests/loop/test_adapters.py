@@ -552,7 +552,7 @@ def test_a_full_stage_one_of_both_roles_starts_from_the_checkpoint(model, monkey
     monkeypatch.setattr(stage_one, "run_sft", see)
     with pytest.raises(hosts.Preempted):
         stage_one.run_stage_one(policies_of(config), config, None, tmp_path, SILENT, hosts.Preemption(False))
-    assert [start is None for start in starts] == [full]
+    assert [not start for start in starts] == [full]
 
 
 @pytest.mark.parametrize("settings, message", [

@@ -76,7 +76,7 @@ def run(monkeypatch, policy, workdir, losses=None, weights=None, heldout=None, p
     policy = dataclasses.replace(policy, config=config.generator)
     task = make_task(config, {"generator": policy.tokenizer, "verifier": policy.tokenizer})
     return stage_one.run_sft(policy, task, config, workdir, Console(enabled=False), "stage 1", preemption,
-                             start_params)
+                             {} if start_params is None else {"generator": start_params})
 
 
 def saved(workdir) -> list[int]:
@@ -235,7 +235,7 @@ def test_a_huge_learning_rate_breaks_the_model(tmp_path):
     policy = make_policy("generator", config.generator, source, devices=jax.devices()[:1])
     task = make_task(config, {"generator": policy.tokenizer, "verifier": policy.tokenizer})
     with pytest.raises(FloatingPointError, match=r"^step \d of the generator's stage 1 .*lr=1e\+30"):
-        stage_one.run_sft(policy, task, config, tmp_path, Console(enabled=False), "stage 1", NEVER)
+        stage_one.run_sft(policy, task, config, tmp_path, Console(enabled=False), "stage 1", NEVER, {})
     assert saved(tmp_path) == []
 
 

@@ -31,6 +31,7 @@ def test_the_teacher_scores_the_same_tokens_under_its_own_prompt(monkeypatch, mi
     monkeypatch.setattr(turn, "build_prompts", lambda policy, prompt, parents: (list(PROMPTS), [False] * 3))
     scores_BT = work.reference_logps(learner, INFORMED)
     np.testing.assert_allclose(scores_BT, plain_logps(PARAMS)[1], atol=2e-5)
+    assert context.timer.pop()["time/update_s"] > 0  # where plans expect it
     monkeypatch.setattr(turn, "build_prompts", lambda policy, prompt, parents: (list(PROMPTS), [False, True, False]))
     with_cut_BT = work.reference_logps(learner, INFORMED)
     assert np.isnan(with_cut_BT[2:4]).all(), "both responses to the prompt that was cut"

@@ -1,6 +1,7 @@
 """Arms of a user: what a record must be, what settings show of it, what is stored, and algorithms that fail."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -162,14 +163,15 @@ def test_judgements_to_a_users_prompt_count_as_those_to_the_verifiers():
     """In the measure of trust and in the metrics."""
     strict = dataclasses.replace(JUDGE, name="strict", stream="strict")
 
-    def judge(t):
+    def judge(prompt, t):
         solutions = t.sample("generator", t.problems("verifier"))
         judged, reward = agreement(t, t.sample("verifier", solutions, t.rl.samples_per_prompt, prompt=prompt))
         return tango.class_balanced(t, judged, reward)
 
-    arm, measured = dataclasses.replace(ARMS["tango"], label="mine", turns=ARMS["tango"].turns | {"verifier": judge}), []
+    measured = []
     for prompt in (strict, JUDGE):
-        with given({"arm": arm}) as named:
+        turns = ARMS["tango"].turns | {"verifier": functools.partial(judge, prompt)}
+        with given({"arm": dataclasses.replace(ARMS["tango"], label="mine", turns=turns)}) as named:
             method = load_method(load_config("tiny", [f"arm={named['arm']}", "rl.trust=(0.4, 0.55)"]))
         t, lesson = method.rehearsals["verifier"].example
         scores = {name: value for name, value in turn_metrics(t, lesson, {}).items() if "f1" in name}

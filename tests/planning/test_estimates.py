@@ -15,13 +15,13 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning import estimates
 from tango_jax.planning.costs import MicroBatchShape
 from tango_jax.planning.estimates import estimated_programs
-from tango_jax.planning.job import make_job, sized_job
+from tango_jax.planning.job import device_bytes, make_job, sized_job
 from tango_jax.planning.machines import Machine
 from tango_jax.planning.memory import phases
 from tango_jax.planning.programs import examine, lowered_functions
 from tango_jax.planning.run_plan import PlanOptions
 from tango_jax.planning.targets import TARGETS, Devices
-from tango_jax.planning.times import trained_seconds
+from tango_jax.planning.times import trained_seconds, turn_times
 from tango_jax.planning.traffic import axis_members, score_traffic, update_traffic
 from tango_jax.planning.workload import update_workload
 
@@ -153,6 +153,26 @@ def test_gradients_are_summed_over_data_once_on_gpus(job):
     for platform, in_pass in (("gpu", False), ("tpu", True)):
         traffic = estimates.training_estimates(sized, "generator", platform)["generator/update"].collectives
         assert {item.in_pass for item in traffic if item.members == members} == {in_pass}
+
+
+@pytest.mark.parametrize("is_offloaded", [False, True])
+def test_the_scores_of_a_teacher_take_as_long_as_those_of_the_reference(job, is_offloaded):
+    programs = estimates.training_estimates(job, "verifier", "gpu")
+    tango, taught = (
+        resized(job, options_of(f"arm={arm}", "verifier.loss.minibatches=2", "verifier.loss.kl_coef=0.01",
+                                f"verifier.mesh.offload={is_offloaded}").config)
+        for arm in ("tango", "taught_verifier")
+    )
+    plain, more = (trained_seconds(one, programs, A100, "verifier", update_workload(one, "verifier", 0.5))
+                   for one in (tango, taught))
+    fetched = device_bytes(job.policies["verifier"].state.params) / (0.8 * 32e9) if is_offloaded else 0.0
+    # By the reference for the KL term, with its parameters fetched for each minibatch; by the policy before the first
+    # update; and by the teacher, once for the whole turn.
+    assert more["score"] - fetched == pytest.approx(1.5 * (plain["score"] - 2 * fetched) + 2 * fetched)
+    assert more["update"] == plain["update"]
+    solved = [turn_times(one, estimated_programs(one, "gpu"), A100, "generator", 0.5).seconds
+              for one in (tango, taught)]
+    assert solved[0] == solved[1]
 
 
 def test_time_of_what_waits_in_host_memory(job):
