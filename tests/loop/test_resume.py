@@ -162,7 +162,7 @@ def test_the_start_of_a_finished_run_may_have_moved(train_here, tiny_run, tmp_pa
 
 @pytest.mark.parametrize("start", ["init_from", "resume"])
 def test_a_checkpoint_of_another_architecture_gives_one_error(train_here, tiny_run, tmp_path, start):
-    overrides = ["generator.model.num_layers=1"]
+    overrides = ["generator.model.num_layers=2"]
     if start == "init_from":
         workdir = tmp_path / "run"
         overrides += [f"{role}.init_from={tiny_run.workdir}" for role in ROLES]
@@ -171,9 +171,9 @@ def test_a_checkpoint_of_another_architecture_gives_one_error(train_here, tiny_r
         shutil.copytree(tiny_run.workdir, workdir)
         (workdir / "summary.json").unlink()
         # Or the settings would be refused before, with the name of the one that differs.
-        settings = json.loads((workdir / "config.json").read_text()) | {"generator.model.num_layers": 1}
+        settings = json.loads((workdir / "config.json").read_text()) | {"generator.model.num_layers": 2}
         (workdir / "config.json").write_text(json.dumps(settings))
     error, said = train_here(workdir, *overrides)
     assert error.startswith("error: ") and "\n" not in error and "error: " not in said
     assert "is a checkpoint of another model or optimizer" in error and "Compiling" not in said
-    assert re.search(r"layers/\w+: checkpoint float32\[2,.*\], this run float32\[1,", error)
+    assert re.search(r"layers/\w+: checkpoint float32\[1,.*\], this run float32\[2,", error)
