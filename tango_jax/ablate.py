@@ -5,7 +5,8 @@
         --config.ablation.grid='{"task.rl_words": [(2, 4), (2, 6)], "task.data_seed": [3, 4, 5]}'
 
 Writes a run (see tango_jax.train) in DIR/<arm>/seed_<n>/, or with a grid in DIR/<cell>/<arm>/seed_<n>/, then every
-evaluation of every run in DIR/ablation.csv, a summary in DIR/ablation.md, and DIR/figures. The same command resumes.
+evaluation of every finished run in DIR/ablation.csv, a summary in DIR/ablation.md, which names the runs that are not
+finished, and DIR/figures. The same command resumes.
 Arms, seeds and cells can be added to a finished experiment: see --keys=ablation.
 
     python -m tango_jax.ablate --figures=runs/map/ablation.csv --out=figures [--against=grpo]
@@ -41,7 +42,9 @@ def write_results(plan: Plan, rows: Sequence[Evaluation]) -> list[Path]:
     files = [plan.workdir / TABLE, plan.workdir / "ablation.md"]
     read_tables(files[:1])
     with known(own_arms(rows)):
-        write_atomically(files[-1], summarize(rows))
+        missing = [run.name for run in plan.runs if not run.is_finished()]
+        left_out = f"\nNot finished, and left out: {', '.join(missing)}.\n" * bool(missing)
+        write_atomically(files[-1], summarize(rows) + left_out)
         return files + draw_figures(rows, plan.workdir / "figures")
 
 

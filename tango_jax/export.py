@@ -55,14 +55,17 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
     arm = read_provenance(workdir).get("arm") or {}
     # A checkpoint holds both roles, whatever the arm trains.
     is_trained = not arm or has_one_policy(workdir) or role in arm["turns"]
-    stage = "reinforcement learning" if is_trained and not is_stage_one else "stage 1 (SFT)"
+    own = settings[role]
+    stage = ("after reinforcement learning" if is_trained and not is_stage_one
+             else "after stage 1 (SFT)" if own.sft.steps or own.init_from else "not trained by it")
     prompting = prompting_of(settings, role, peek_meta(directory).meta)
     whose = "One policy in both roles" if has_one_policy(workdir) else role.capitalize()
+    measured = directory.parent.name if is_stage_one else role  # one policy may have the other role's stage 1
     row = last_evaluation(directory.parent / "metrics.jsonl", step)
     card = model_card(
-        f"{whose} of a run of {arm.get('label', 'RL Tango')}, after {stage}",
+        f"{whose} of a run of {arm.get('label', 'RL Tango')}, {stage}",
         source.base_model,
-        {name: value for name, value in row.items() if name.startswith(f"{role}/")},
+        {name: value for name, value in row.items() if name.startswith(f"{measured}/")},
         prompting,
         trained=moment(step, is_stage_one),
         evaluated=moment(row["step"], is_stage_one) if row else "",

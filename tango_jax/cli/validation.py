@@ -72,7 +72,8 @@ def validate(config: ConfigDict) -> None:
 def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:
     generator, verifier = config.generator, config.verifier
     names = ["model", "checkpoint", "mesh"]
-    if verifier.sft.steps or verifier.init_from:  # else it has what the generator starts from
+    # Where one role alone has a stage 1, it is that of both.
+    if (verifier.sft.steps or verifier.init_from) and (generator.sft.steps or generator.init_from):
         names.append("init_from")
     different = [name for name in names if generator[name] != verifier[name]]
     said = "verifier.adapter=generator" if config.verifier.adapter == "generator" else f"arm={config.arm}"

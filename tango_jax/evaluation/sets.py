@@ -159,7 +159,8 @@ def _benchmark(name: str, source: str, problems: int, seed: int, min_steps: int)
                          "evaluated: split the file")
     numbers = drawn(len(loaded.problems), problems, seed)
     chosen = tuple((int(number), loaded.problems[number]) for number in numbers)
-    return SolveSet(name, source, chosen, loaded.grade_kind, min_steps, None, len(chosen) == len(loaded.problems))
+    return SolveSet(name, source, chosen, loaded.grade_kind, min_steps, None,
+                    len(chosen) == len(loaded.problems) and not loaded.num_other)
 
 
 def _processbench(name: str, source: str, problems: int, seed: int) -> JudgeSet:

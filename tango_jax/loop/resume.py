@@ -126,7 +126,8 @@ def _changed(name: str, config: ConfigDict) -> str:
     role = config[name]
     if (role.sft.steps or role.init_from) and not (is_base and role.checkpoint and not role.sft.full):
         return f"the stage 1 of the {name}{f' in {role.init_from}' if role.init_from else ''} has changed"
-    changed = f"adapter={role.adapter}" if role.adapter and not is_base else f"checkpoint={role.checkpoint}"
+    has_folder = role.adapter not in ("", "generator") and not is_base
+    changed = f"adapter={role.adapter}" if has_folder else f"checkpoint={role.checkpoint}"
     return f"{name}.{changed} has changed"
 
 

@@ -204,9 +204,10 @@ def run_sft(
         ):
             state, done = _make_updates(run, state, base or {}, done, writer, bar, preemption)
     if done.left_out:
+        whose = "of both roles" if rehearsed else f"of the {policy.role}"
         console.log(f"stage 1 of the {policy.role}: {done.left_out} of {sft.steps * run.num_examples} examples were "
-                    "left out, because their prompt or response would have been truncated (raise "
-                    f"{policy.role}.max_prompt or {policy.role}.sft.pack_length in a new run to include them)")
+                    f"left out, because their prompt or response would have been truncated (raise max_prompt or "
+                    f"sft.pack_length {whose} in a new run to include them)")
     if not passes_gate(sft.max_heldout_loss, done.heldout_loss):
         raise ValueError(
             f"stage 1 of the {policy.role} ended at a held-out loss of {done.heldout_loss:.3f} per token; the gate is "

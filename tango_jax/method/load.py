@@ -108,8 +108,11 @@ def stage_one_kind(config: ConfigDict, arm: str) -> str:
     config = config.copy_and_resolve_references()
     config.arm = arm
     imitate = [role for role in ROLES if config[role].sft.steps and not config[role].init_from]
+    method = load_method(config, is_checked=False)
+    if "verifier" in imitate and (method.arm.is_one_policy or config.verifier.adapter == "generator"):
+        imitate = ROLES  # every batch has examples of both
     has_further = config.task.name != "math"  # which has examples of the two roles' own prompts alone
-    kind = load_method(config, is_checked=False).stage_one_kind(imitate * has_further)
+    kind = method.stage_one_kind(imitate * has_further)
     return kind.removeprefix("one_policy").lstrip(",") if config.verifier.adapter == "generator" else kind
 
 

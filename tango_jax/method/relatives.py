@@ -69,7 +69,7 @@ def second_try_metrics(first: Sequence[Solution], second: Sequence[Solution]) ->
 def solve_without_labels(t: Turn) -> Lesson:
     """No gold answer: the majority's replaces it, in groups where the verifier confirms it (after CoVerRL, arXiv
     2603.17775): where it accepts at least half of the solutions labelled right. Evaluations and metrics keep the
-    grade."""
+    grade; those of confirmed groups are of what dynamic sampling kept."""
 
     def label_and_grade(problems: list) -> tuple[Responses, Rewards]:
         solutions, label_metrics = majority_labelled(t, t.sample("generator", problems, t.rl.samples_per_prompt))
@@ -93,7 +93,8 @@ def solve_without_labels(t: Turn) -> Lesson:
 
 
 def judge_without_labels(t: Turn) -> Lesson:
-    """tango.judge on one solution of each problem, rewarded for agreement with the majority."""
+    """tango.judge on one solution of each problem, rewarded for agreement with the majority. Half of the solutions are
+    labelled right where possible, and its metrics are of these."""
 
     def judge_labelled(problems: list) -> tuple[Responses, Rewards]:
         solutions, label_metrics = majority_labelled(t, t.sample("generator", problems, t.rl.samples_per_prompt))
@@ -139,7 +140,7 @@ def judge_informed(t: Turn) -> Lesson:
 
     c = MAX_NATS; p_0 is the reference policy, the verifier at the start of reinforcement learning. This is the policy
     gradient of each next token's reverse KL to the teacher, clipped. The teacher does not move, as the code of
-    2601.18734 recommends.
+    2601.18734 recommends. The metrics are of the tokens trained on.
     """
     lesson = tango.judge(t)
     judged, is_action_BT = lesson.responses, action_mask(t.config.verifier, lesson.responses.rollout)

@@ -77,7 +77,8 @@ def step_rewards(t: Turn, solutions: Responses, labels: Labels) -> StepRewards:
 
 
 def step_metrics(rewards: Sequence[StepRewards], alpha: float | np.ndarray) -> dict[str, float]:
-    """What a turn logs of its step rewards, one for each verification of a solution, and of their weight."""
+    """What a turn logs of its step rewards, one for each verification of a solution, and of their largest weight. The
+    approved share is of the steps that are rewarded."""
     approved = [value > 0 for one in rewards for steps in one.of_steps if steps for value in steps]
     return {
         **({"generator/steps_approved": np.mean(approved)} if approved else {}),

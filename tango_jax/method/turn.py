@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from tango_jax.grading import GradeReport
 from tango_jax.method import practice
 from tango_jax.method.dynamic_sampling import Batch, chosen_batch, over_batches
-from tango_jax.records import Memory, Problem, Responses, Rewards, Rollout, StepRewards, Term
+from tango_jax.records import Memory, Problem, Responses, Rewards, Rollout, Solution, StepRewards, Term
 from tango_jax.rl.algorithms import Algorithm
 from tango_jax.rl.own_reward import OwnReward
 from tango_jax.rl.packing import action_mask
@@ -201,6 +201,11 @@ class Turn:
         """All that was sampled to prompts of this name, before dynamic sampling chose from it."""
         return [one for one in self._everything if one.name == name]
 
+    def solutions(self) -> list[Solution]:
+        """All first tries that were sampled, to whatever prompt, before dynamic sampling chose from them."""
+        return [one for responses in self._everything if responses.role == "generator" for one in responses
+                if one.after is None]
+
     def judgements(self) -> list[Responses]:
         """All verifications that were sampled to the verifier's own prompt; without any, to a user's prompts."""
         other = [one for one in self._everything if one.role == "verifier" and one.name not in PROMPTS]
@@ -232,12 +237,17 @@ class Turn:
         return new
 
     def with_own_reward(self, responses: Responses, reward: Rewards) -> Rewards:
-        """Adds the rewards by the function `config.ROLE.reward`, if it is set."""
+        """Adds the rewards by the function `config.ROLE.reward`, if it is set, to responses of the trained role. The
+        metric is of first tries."""
+        if responses.role != self.role:
+            return reward
         self.adds_own_reward = True
         if self._own_reward is None:
             return reward
         own_B = self._own_reward.of_all(responses)
-        return Rewards(reward.reward_B + own_B, reward.metrics | {f"{self.role}/reward/own": own_B.mean()},
+        is_first_B = np.array([getattr(one, "after", None) is None for one in responses])
+        mean = (own_B[is_first_B] if is_first_B.any() else own_B).mean()
+        return Rewards(reward.reward_B + own_B, reward.metrics | {f"{self.role}/reward/own": mean},
                        (*reward.terms, Term(self._own_reward.shown, 1.0, own_B)))
 
     def _site(self, stream: str) -> int:

@@ -12,7 +12,7 @@ PARTS = ("parameters", "optimizer", "weights", "cache", "gradients", "activation
 
 
 def as_json(plan: RunPlan) -> dict:
-    """GiB and bytes of one device, seconds of a turn in which the generator is updated."""
+    """GiB and bytes of one device, seconds of a turn of the first role that has turns."""
     options, ends = plan.options, (plan.quick, plan.slow)
     is_compiled = not any(program.error for program in plan.programs.values())
     turns = plan.likely.turns

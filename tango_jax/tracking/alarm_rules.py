@@ -280,8 +280,8 @@ def _step_count(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | 
     if approved <= limits.steps_approved * ease or abs(correlation) <= limits.step_count_corr * ease:
         return None
     return (
-        f"{approved:.0%} of the steps are approved, and the step advantages of a group follow the number of steps "
-        f"(correlation {correlation:+.2f})",
+        f"{approved:.0%} of the rewarded steps are approved, and the step advantages of a group follow the number of "
+        f"steps (correlation {correlation:+.2f})",
         f"{limits.step_count_corr}, where more than {limits.steps_approved} are approved",
         f"step rewards teach to write {'more' if correlation > 0 else 'fewer'} steps, whatever they say: compare with "
         "generator.loss.step_norm=solutions",

@@ -40,15 +40,15 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
     for responses in t.sampled:
         by_name.setdefault(responses.name, []).extend([responses] * bool(len(responses) or responses.metrics))
     own = {}
-    if t.role == "generator" and (solved := t.everything("generator")):
-        own["generator/steps_mean"] = np.mean([len(solution.steps) for one in solved for solution in one])
+    if t.role == "generator" and (solved := t.solutions()):
+        own["generator/steps_mean"] = np.mean([len(solution.steps) for solution in solved])
     judged = t.judgements() if t.role == "verifier" else [
         one for same in by_name.values() for one in same if one.role == "verifier" and _about_solutions(one)]
     records = [one for each in judged for one in each.records]
     if t.role == "generator":  # only the first of several verifications of a solution counts
         records = list({id(one.of): one for one in reversed(records)}.values())[::-1]
     if records and all(map(_about_solutions, judged)):
-        is_all = len(records) == sum(map(len, by_name.get("generator", [])))  # a custom turn may judge a part
+        is_all = {id(one.of) for one in records} >= set(map(id, t.solutions()))  # a custom turn may judge a part
         is_part = t.rl.dynamic_sampling > 0 or "generator/judged_share" in lesson.metrics or not is_all
         prefix = "verifier/" if t.role == "verifier" else "verifier/judged_" if is_part else "verifier/live_"
         scores = verifier_scores([one.of for one in records], records)

@@ -54,8 +54,8 @@ def training(run: Run) -> list[dict]:
             panel("Response length", "Mean number of sampled tokens.", both("length_mean"), TURN, **warmup),
             panel("Truncated responses", f"Share of the {sampled} of a turn that reached the length limit.",
                   both("truncation_rate"), TURN, score=True, **warmup),
-            panel("Log-prob gap", "Largest difference between sampler and trainer over all tokens of a turn. More than "
-                  "rounding means that the cache or a mask is wrong.", both("logprob_gap_max"), TURN, **warmup),
+            panel("Log-prob gap", "Largest difference between sampler and trainer over the tokens trained on. More "
+                  "than rounding means that the cache or a mask is wrong.", both("logprob_gap_max"), TURN, **warmup),
         ]
     )
 

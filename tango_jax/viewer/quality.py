@@ -174,11 +174,13 @@ def _note(run: Run, items: list[Judged]) -> str:
     settings, chosen = run.settings, ""
     if settings.get("rl.dynamic_sampling"):
         chosen += " Dynamic sampling chose them: most groups with equal rewards are missing."
-    if settings.get("rl.practice", "all") != "all" and items[0].role == "verifier":
-        chosen += " rl.practice chose their problems: those that the generator should solve half the time."
-    if items[0].role == "generator" and any("generator/judged_share" in row for row in run.rows):
-        chosen += (" In the generator's turns rl.judge and rl.trust choose which solutions are judged, some by their "
-                   "grade, so the share of correct solutions among them differs from the share of the turn.")
+    if settings.get("rl.practice", "all") != "all":
+        chosen += (" rl.practice chose the problems of the verifier's turns: those that the generator should solve "
+                   "half the time.")
+    is_part = any(name.startswith(("generator/judged_share", "verifier/judged_")) for row in run.rows for name in row)
+    if items[0].role == "generator" and is_part:
+        chosen += (" In the generator's turns only some solutions are judged, as rl.judge, rl.trust, dynamic sampling "
+                   "or the method choose, so the share of correct ones among them differs from the share of the turn.")
     return (
         "The fixed pool is judged greedily, so that runs can be compared. The tables, disagreements and gold steps "
         f"count the dumped rollouts of {_whose(items)}, sampled at temperature "

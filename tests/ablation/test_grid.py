@@ -141,6 +141,16 @@ def test_prompts_of_a_role_without_stage_one_set_no_arm_apart(tmp_path):
     make_plan(tiny({}, arms, "verifier.sft.steps=0"), tmp_path)
 
 
+def test_the_verifiers_stage_one_of_one_policy_has_the_generators_prompts(tmp_path):
+    """And a run takes it for both roles."""
+    settings = ["ablation.seeds=(0,)", "generator.sft.steps=0"]
+    [run] = make_plan(tiny({}, "ablation.arms=('second_try',)", *settings), tmp_path).runs
+    assert run.stage_one.folder.name == "shared,one_policy,second_try" and run.stage_one.roles == ["verifier"]
+    validate(run.config)
+    with pytest.raises(ValueError, match="self_verify and second_try start from different weights"):
+        make_plan(tiny({}, "ablation.arms=('self_verify', 'second_try')", *settings), tmp_path)
+
+
 def test_arms_that_share_a_stage_one_are_pairs(tmp_path):
     """A user's prompt has no examples in it; and of another run's, all arms of two policies take the same."""
     own = ROOT / "tests/support/own_turns.py"

@@ -304,7 +304,7 @@ def test_runs_on_different_problems_are_not_summarised(tmp_path):
     rows = [row for arm in ("tango", "grpo") for row in run_rows(arm, (0.0, 0.5), problems=f"before {arm}")]
     write_table(rows, tmp_path / "ablation.csv")
     with pytest.raises(ValueError, match="had files of problems or prompts with different contents"):
-        ablate.write_results(types.SimpleNamespace(workdir=tmp_path), rows)
+        ablate.write_results(types.SimpleNamespace(workdir=tmp_path, runs=[]), rows)
 
 
 def test_figures_are_drawn_from_a_table_alone(tmp_path, capsys):

@@ -20,7 +20,7 @@ from tango_jax.records import Lesson, Memory, Rewards, TurnResult
 from tango_jax.rl.schedule import Place
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
-from tango_jax.text.prompts import JUDGE, SECOND_JUDGEMENT, SECOND_TRY
+from tango_jax.text.prompts import JUDGE, SECOND_JUDGEMENT, SECOND_TRY, SOLVE
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.tracking.rollout_rows import turn_rows
@@ -141,6 +141,23 @@ def test_judgements_by_a_prompt_of_ones_own_are_measured_and_shown():
                     step_rewards=judged_steps(t, solutions, judged))
     assert turn_metrics(t, lesson, {})["verifier/live_accept_gap"] == 1.0
     assert [row["verifications"][0]["verdict"] for row in rows_of(t, lesson)] == ["CORRECT", "INCORRECT"]
+
+
+@pytest.mark.parametrize("judged, prefix", [(4, "verifier/live_"), (2, "verifier/judged_")])
+def test_solutions_to_a_prompt_of_ones_own_are_solutions(judged, prefix):
+    """All of them are judged, or those to one prompt."""
+    terse = dataclasses.replace(SOLVE, name="terse")
+    one = [solution(True), solution(False)]
+    two = [solution(grade, steps=("a", "b", "c"), step_ends=(0, 1, 2), tokens=3) for grade in (True, False)]
+    said = {"terse": one, "generator": two, "verifier": [verification(judgements=(True,) * 3)] * judged}
+    t = turn_of(settings(1, 2), "generator", said)
+    problems = t.problems()
+    solved = [t.sample("generator", problems, 2, prompt=terse), t.sample("generator", problems, 2)]
+    both = joined(solved, most_prompts=4)
+    t.sample("verifier", both if judged == 4 else solved[1])
+    _, reward = graded(t, both)
+    metrics = turn_metrics(t, Lesson(both, reward, {"outcome": (1.0, t.algorithm.outcome(reward, both))}), {})
+    assert f"{prefix}outcome_f1" in metrics and metrics["generator/steps_mean"] == 2.0
 
 
 def test_a_verifier_may_learn_from_its_second_judgements_as_well():

@@ -116,6 +116,7 @@ def test_a_reward_of_ones_own_counts_for_both_tries():
     lesson = solve_twice(t)
     usual = second_try_reward(t, lesson.responses)
     np.testing.assert_allclose(lesson.reward.reward_B - usual.reward_B, [1.0, 3.0, 3.0], rtol=1e-6)
+    assert lesson.reward.metrics["generator/reward/own"] == 2.0  # of first tries, as all rewards
     assert len(solve_twice(second_try_turn([False, True], {}, own)).reward.reward_B) == 2  # nothing was rejected
 
 

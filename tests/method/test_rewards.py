@@ -90,3 +90,13 @@ def test_the_verifiers_function_gets_the_solution_that_was_judged(own):
     # 1 for the first verdict alone, and 0.8 * 0.25 for each format score.
     np.testing.assert_allclose(reward.reward_B, [22.2, 22.2, 0.2, 1.2], rtol=1e-6)
     assert reward.metrics["verifier/reward/own"] == 11.0 and reward.metrics["verifier/reward/correctness"] == 0.25
+
+
+def test_responses_of_the_other_role_have_no_part_in_it(own):
+    """Judged in a generator's turn for a metric."""
+    own_fn = own("def f(solution):\n    return 5.0\n")
+    t = turn_of(settings(2, 1), "generator", {}, own_reward=own_fn)
+    solved = responses_of("generator", t.problems(), 1, [of_text("ab"), of_text("", False)])
+    _, reward = agreement(t, responses_of("verifier", solved, 1, [said("CORRECT"), said("CORRECT")]))
+    np.testing.assert_allclose(reward.reward_B, [1.2, 0.2], rtol=1e-6)
+    assert not t.adds_own_reward and "generator/reward/own" not in reward.metrics
