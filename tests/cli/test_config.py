@@ -283,7 +283,8 @@ MISTAKES = [
      r"starts from generator\.adapter='', and verifier\.adapter=a/b is another: leave it empty, or give both the same"),
     ("arm=self_verify generator.sft.steps=2 verifier.init_from=a/b verifier.sft.steps=3",
      r"generator and verifier differ in init_from: give both the same"),
-    ("arm=self_verify generator.sft.steps=2 verifier.init_from=a/b verifier.sft.steps=0", r"and verifier differ in init_from: give both"),
+    ("arm=self_verify generator.sft.steps=2 verifier.init_from=a/b verifier.sft.steps=0",
+     r"generator and verifier differ in init_from: give both the same"),
     ("arm=self_verify generator.init_from=a/b verifier.sft.steps=3",
      r"generator and verifier differ in init_from: give both the same"),
     ("arm=second_try generator.max_prompt=20", r"shows the generator a solution and its verification, up to \d+ "
