@@ -137,8 +137,8 @@ GROUPS: Group = {
     "generate": GENERATE,
     "eval": {
         "every": Key(10, COUNT, "Generator steps between evaluations.", Change.ROUNDING),
-        "problems": Key(200, COUNT, "Held-out problems for the generator, decoded greedily."),
-        "pool": Key(200, COUNT, "Fixed solutions for the verifier, judged greedily."),
+        "problems": Key(200, COUNT, "Held-out problems for the generator's own prompt, decoded greedily."),
+        "pool": Key(200, COUNT, "Fixed solutions for the verifier's own prompt, judged greedily."),
     },
     "checkpoint": {
         "every": Key(10, COUNT, "Turns between checkpoints.", Change.ROUNDING),

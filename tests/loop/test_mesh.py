@@ -74,7 +74,8 @@ class MeshTrain:
 
     def start_two(self, workdir: Path, *overrides: str) -> list[subprocess.Popen]:
         command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]
-        command += [f"--config.{item}" for item in [*self.settings(TWO_PROCESSES), *overrides]]
+        # What waits in host memory is moved by programs where there are several processes: they belong to the warm-up.
+        command += [f"--config.{item}" for item in [*self.settings(TWO_PROCESSES, offload=True), *overrides]]
         together = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}", "JAX_NUM_PROCESSES": "2"}
         return [
             subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -221,8 +222,7 @@ def test_a_lost_coordinator_ends_the_job_and_a_restart_resumes(mesh_train, laid_
     """Two processes go on from what one wrote on eight devices, and then from what they wrote themselves."""
     workdir = second_turn_of(laid_out("8x1x1"), tmp_path / "run", abstract_states)
     assert_lost(interrupted(mesh_train, workdir, base, 0, signal.SIGKILL), 0, workdir)
-    # What waits in host memory is moved by programs where there are several processes: they belong to the warm-up.
-    mesh_train.run_two(workdir, *from_base(base), *(f"{role}.mesh.offload=true" for role in ROLES))
+    mesh_train.run_two(workdir, *from_base(base))
     assert_same_run(workdir, base, abstract_states)
     attempts = read_provenance(workdir)["attempts"]  # one record a start, whatever the number of processes
     assert [attempt["processes"] for attempt in attempts] == [1, 2, 2]
