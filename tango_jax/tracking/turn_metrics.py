@@ -19,7 +19,7 @@ OF_UPDATES = (*LARGEST_OF_UPDATES, *MEANS_OF_UPDATES, "clip_fraction", "entropy"
               "logprob_gap_share", "tokens")
 # Names that a row has besides, some of them only in some turns.
 TAKEN = re.compile(r"step|phase|generator_step|generator/step_count_corr|verifier/(live_|judged_)?accept_gap|"
-                   r"(alarm|grader|memory|throughput|time)/.*")
+                   r"grader/(errors|timeouts|overlong)|(alarm|memory|throughput|time)/.*")
 
 
 def check_names(t: Turn, lesson: Lesson) -> None:
