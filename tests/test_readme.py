@@ -237,6 +237,7 @@ def understood(line: str) -> tuple[dict, list[str]]:
     return vars(options) | getattr(options, "config_arguments", {}), overrides
 
 
+@pytest.mark.long
 def test_ones_own_problems_train_with_the_readmes_command(tmp_path):
     """Word for word: plain rows and a tiny checkpoint in an otherwise empty folder."""
     [shown] = [line for page, line in SHOWN if page == "README.md" and "--config=own_problems" in line]

@@ -224,6 +224,7 @@ def grid(tiny_train, tmp_path_factory) -> Grid:
     return Grid(tiny_train, tmp_path_factory.mktemp("grid"))
 
 
+@pytest.mark.long
 def test_a_stopped_grid_saves_its_runs(grid):
     assert grid.stopped.code == 75, grid.stopped
     assert "told to stop (SIGTERM): saved; the same command resumes in" in grid.stopped.stdout
@@ -232,6 +233,7 @@ def test_a_stopped_grid_saves_its_runs(grid):
     assert any("told to stop (SIGTERM)" in log for log in logs)
 
 
+@pytest.mark.long
 def test_the_same_command_goes_on_with_it(grid):
     assert grid.resumed.code == 0, grid.resumed
     finished = {path.parent.relative_to(grid.workdir).as_posix() for path in grid.workdir.rglob("summary.json")}
@@ -243,6 +245,7 @@ def test_the_same_command_goes_on_with_it(grid):
     assert any("resumed after turn" in (folder / "train.log").read_text() for folder in begun)
 
 
+@pytest.mark.long
 def test_each_start_has_one_stage_one(grid):
     folders = {path.parent.relative_to(grid.workdir).as_posix() for path in grid.workdir.rglob("sft")}
     assert folders == {"stage_one/data_seed=0", "stage_one/data_seed=1"}
@@ -253,6 +256,7 @@ def test_each_start_has_one_stage_one(grid):
     assert len(fingerprints) == 2 and all(one == other for one, other in fingerprints.values())
 
 
+@pytest.mark.long
 def test_the_table_of_a_grid_tells_settings_from_starts(grid):
     with open(grid.workdir / "ablation.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -264,6 +268,7 @@ def test_the_table_of_a_grid_tells_settings_from_starts(grid):
     assert (grid.workdir / "figures" / "curves_last_letter_alpha=none.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_each_run_had_its_own_cores_and_log(grid, tiny_train):
     for name in RUNS:
         log = (grid.workdir / name / "train.log").read_text()
@@ -273,6 +278,7 @@ def test_each_run_had_its_own_cores_and_log(grid, tiny_train):
     assert settings == ["gold_steps", 5, 1, {}]
 
 
+@pytest.mark.long
 def test_its_runs_are_reported_by_cell(grid):
     runs = find_runs([grid.workdir])
     assert {run.name for run in runs} == set(RUNS)
@@ -282,6 +288,7 @@ def test_its_runs_are_reported_by_cell(grid):
     assert sorted(map(list, cells)) == sorted([cell] for cell in {name.split("/")[0] for name in RUNS})
 
 
+@pytest.mark.long
 def test_cells_can_be_added_and_what_fails_does_not_lose_the_others(grid, tiny_train):
     """The new cell diverges in its first turn. (A learning rate of 1e30 in the generator's update.)"""
     more = GRID | {"alpha": GRID["alpha"] | {"bad": {"generator.optimizer.lr": 1e30, "ablation.seeds": (4,)}}}

@@ -69,6 +69,7 @@ def test_every_set_goes_through_the_sampler(whole):
     assert all(f" {name} |" in page for name in names)
 
 
+@pytest.mark.long
 def test_a_kill_changes_nothing(whole, environment, tmp_path):
     """Killed while it solves, told to stop while it judges."""
     flags, wanted = whole
@@ -89,6 +90,7 @@ def test_a_kill_changes_nothing(whole, environment, tmp_path):
     assert before and before.items() <= after.items() and after == files_of(wanted)
 
 
+@pytest.mark.long
 def test_two_processes_share_the_work(whole, environment, tmp_path):
     """The same files as one process writes, though each solves and judges other shards; the first writes the tables."""
     flags, wanted = whole

@@ -251,6 +251,7 @@ def test_another_run_takes_the_adapters_of_stage_one(model, whole, tmp_path):
                                   "verifier.sft.full=True"))
 
 
+@pytest.mark.long
 def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
     few_programs = ("mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()", "sft.steps=2")
     settings = ["arm=grpo", "rl.generator_steps=2"] + [f"{role}.{setting}" for role in ROLES for setting in (
@@ -470,6 +471,7 @@ def one_policy(model):
     return functools.cache(lambda rank: policies_of(config_of(model, "verifier.adapter=generator", *ranks(rank))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("said, rank, stopped_in", [
     ("verifier.adapter=generator", RANK, "stage 1"), ("arm=self_verify", RANK, "stage 2"),
     ("arm=no_labels", 0, "stage 2")])

@@ -24,6 +24,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_folder_and_a_file_of_problems_make_a_run(name, tmp_path, monkeypatch):
     monkeypatch.setattr(own_problems, "this_machine", lambda config: ROOMY_CPU)

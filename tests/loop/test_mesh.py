@@ -31,6 +31,7 @@ from tango_jax.runtime.hosts import PEER_LOST, PREEMPTED
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import read_provenance
 
+pytestmark = pytest.mark.long
 ROLES = ("generator", "verifier")
 # What may differ: wall-clock figures, and how much of a decode batch was padding.
 FREE = ("phase", "time/", "throughput/", "memory/", "generator/decode_waste", "verifier/decode_waste")

@@ -64,6 +64,7 @@ def compiled():
     return functools.cache(lambda arm: policies_of(config_of(arm)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arm", RELATIVES)
 def test_a_resumed_run_is_the_same_to_the_bit(arm, every_other, compiled, tmp_path):
     """Stopped between two turns; one of them in stage 1 as well."""

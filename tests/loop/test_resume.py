@@ -91,6 +91,7 @@ def interrupted(tiny_train, tmp_path_factory):
     return workdir, ends
 
 
+@pytest.mark.long
 def test_a_run_killed_anywhere_ends_as_if_nothing_had_happened(interrupted, tiny_run, abstract_states):
     workdir, ends = interrupted
     assert [end.code for end in ends] == [-signal.SIGKILL, 130, -signal.SIGKILL, 0]
@@ -99,6 +100,7 @@ def test_a_run_killed_anywhere_ends_as_if_nothing_had_happened(interrupted, tiny
     assert_same_results(workdir, tiny_run.workdir, abstract_states)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_with_one_line(interrupted):
     workdir, ends = interrupted
     stopped = ends[1]

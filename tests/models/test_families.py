@@ -146,6 +146,7 @@ def loss_and_gradients(model, params, batch, mesh=None):
     return {"loss": loss} | {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
 
+@pytest.mark.long
 @EACH
 def test_devices_remat_and_unrolling_change_no_gradient(name):
     model, params = MODELS[name], random_params(MODELS[name])

@@ -124,6 +124,7 @@ def test_stored_outputs_tell_nothing_of_a_machine(stored):
     assert [text for text in texts if MACHINE_PATH.search(text)] == []
 
 
+@pytest.mark.long
 def test_runs_offline_and_agrees_with_what_is_stored(name, stored, runs):
     executed = runs[name].result()
     assert kinds(executed) == kinds(stored)

@@ -114,6 +114,7 @@ def test_a_killed_check_leaves_what_it_had(tmp_path):
     assert "| the quickstart, shortened | 0 | not begun |" in page.read_text()
 
 
+@pytest.mark.long
 def test_all_steps_at_their_smallest_sizes(tmp_path):
     """By the launcher, as a user starts it."""
     quick = {name: on_devices(1)[name] for name in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")}

@@ -21,6 +21,7 @@ from tango_jax.weights.source import Source
 GIB = 2**30
 
 
+@pytest.mark.long
 def test_memory_of_a_run_is_what_the_plan_says():
     # One device, and programs as users have them.
     environment = {name: value for name, value in os.environ.items()

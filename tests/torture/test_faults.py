@@ -1,10 +1,13 @@
 """A few of the torture suite's faults, and a check that it would see one that goes unnoticed."""
 
+import pytest
+
 from torture import faults
 from torture.faults import Ended, disk_faults
 from torture.runs import ROLES, SMALL
 
 
+@pytest.mark.long
 def test_faults_at_random_moments_change_nothing_in_the_end(tmp_path):
     overrides = (*SMALL, *(f"{role}.sft.steps=0" for role in ROLES))
     done = disk_faults(4, 3, tmp_path, overrides, kinds=("file_size", "metrics_removed", "terminated", "errno"))

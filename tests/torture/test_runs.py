@@ -22,6 +22,7 @@ def undisturbed(tmp_path_factory):
     return made._replace(seconds=made.seconds / 2)  # it had to compile, and those that are disturbed have not
 
 
+@pytest.mark.long
 def test_a_run_started_twice_told_to_stop_and_killed_ends_as_if_nothing_had_happened(undisturbed):
     rng, workdir = np.random.default_rng(0), undisturbed.workdir.with_name("disturbed")
     both = [start_train(workdir, undisturbed.overrides) for _ in range(2)]
