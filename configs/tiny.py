@@ -3,7 +3,7 @@
 Command:   python -m tango_jax.train --config=configs/tiny.py --workdir=runs/tiny
 Hardware:  any CPU.
 Time:      150 CPU seconds the first time, nearly all of it compiling. Later runs take 30, from the cache.
-Expected:  every code path runs. The models learn nothing in such a short time.
+Expected:  every code path runs. The models learn nothing in such a short time, and several alarms ring.
 """
 
 from ml_collections import ConfigDict

@@ -15,7 +15,7 @@ elif [[ $1 == --all ]]; then
 fi
 
 say "ruff check (a second), lint-imports (a few seconds)"
-python -m ruff check .
+python -m ruff check tango_jax configs launch tests notebooks  # not what a user has put beside them
 lint-imports --no-logo --no-cache
 say "pytest (on two CPU cores 8 to 15 minutes, with --all 15 to 35)"
 # Whole files to a process each: what a file's tests share is made once. In the order of tests/conftest.py.

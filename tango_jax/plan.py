@@ -8,7 +8,7 @@ is fitted to the target. A checkpoint is a folder, a .gguf file, a workdir, or a
 jax-cuda12-pjrt and nvidia-cudnn-cu12 for GPUs, libtpu for TPUs. Without it, virtual CPU devices stand in, and memory is
 only roughly right.
 
-Without a configuration, --target=l4:1 lists in half a minute which published models fit, trained in full and with
+Without a configuration, --target=l4:1 lists in a minute or two which published models fit, trained in full and with
 adapters, and how long a turn takes.
 
 Times are intervals, from the quickest to the slowest published measurement of such work. --measured=RUN compares the

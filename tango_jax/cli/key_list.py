@@ -1,6 +1,7 @@
 """The list of the configuration's keys that --keys prints."""
 
 import argparse
+import contextlib
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from tango_jax.config import ROLES
 from tango_jax.defaults import KEYS
 from tango_jax.runtime.checks import require
+from tango_jax.runtime.failures import drop_broken_output
 from tango_jax.runtime.keys import Change, Key
 
 WIDTH = 120
@@ -38,5 +40,7 @@ class ListKeys(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        print(describe_keys(str(values)))
+        with contextlib.suppress(BrokenPipeError):  # as in `--keys | head`
+            print(describe_keys(str(values)), flush=True)
+        drop_broken_output()
         parser.exit()

@@ -92,7 +92,7 @@ def describe_results(console: Console, config: ConfigDict, workdir: Path, summar
                         f"{verifier[f'{key}_final']:.3f}")
     console.log(
         f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, {summary['compiles_after_warmup']} "
-        f"compilations after warm-up, {summary['wall_seconds']:.0f} s in total"
+        f"compilations after warm-up, {summary['wall_seconds']:.0f} s since it was last started"
     )
     for line in compare(config, workdir) if hosts.is_first() else ():
         console.log(line)

@@ -701,11 +701,11 @@ def test_help_shows_the_usage(module, flag, capsys):
     assert f"python -m {module.__name__}" in text
 
 
-@pytest.mark.parametrize("command", ["train", "report"])
-def test_help_into_a_pipe_that_closes(command):
+@pytest.mark.parametrize("words", ["train --help", "train --keys=", "report --help"])
+def test_help_into_a_pipe_that_closes(words):
     """As `--help | head -1` does."""
     with subprocess.Popen(
-        [sys.executable, "-m", f"tango_jax.{command}", "--help"], cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        [sys.executable, "-m", *f"tango_jax.{words}".split()], cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as program:
         program.stdout.close()
