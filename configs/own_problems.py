@@ -7,7 +7,8 @@ Command:   python -m tango_jax.train --config=own_problems --model=MODEL --probl
            --config.task.test=FILE names other problems. To plan a run on another machine:
            python -m tango_jax.plan --config=own_problems --model=MODEL --problems=FILE --target=tpu-v5e:1
 Hardware:  any. Batches are as large as memory and the number of problems allow. The two policies with optimizer states,
-           references and the gradients of an update take 40 bytes per parameter of MODEL: 5.4 GB for 135 M parameters, 60 GB for 1.5 B.
+           references and the gradients of an update take 40 bytes per parameter of MODEL: 5.4 GB for 135 M parameters,
+           60 GB for 1.5 B.
 Expected:  the run first prints what it chose and why. There is no stage 1, so the model must be able to follow the
            prompt's instruction to answer in tagged steps. Set any key with --config.key=value. The settings that depend
            on it are chosen again. Where solutions differ in their number of steps, set
