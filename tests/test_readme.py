@@ -128,6 +128,7 @@ def test_a_mistake_in_ones_own_code_is_one_line_before_any_work(sums, what):
     assert [path.name for path in sums.parent.iterdir()] == ["sums.py"]
 
 
+@pytest.mark.long
 def test_the_readmes_python_program(tmp_path):
     text = block("read_metrics")
     assert len(text.splitlines()) <= 8

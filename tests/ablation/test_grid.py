@@ -192,6 +192,7 @@ def test_roles_that_start_elsewhere_have_no_stage_one():
     assert {(cell.stage_one, cell.setting) for cell in cells} == {(None, "")}
 
 
+@pytest.mark.long
 def test_what_stage_one_is_said_not_to_depend_on_does_not_change_it(tmp_path):
     """All of it is changed at once; the trained parameters are the same bit for bit."""
     base = with_settings(tiny({}), {f"{role}.mesh.fsdp": 1 for role in ("generator", "verifier")})

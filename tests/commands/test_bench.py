@@ -20,6 +20,7 @@ def small(monkeypatch):
     monkeypatch.setattr(bench, "machine_rates", lambda: {"matmul_gflops": 100.0, "read_gb_s": 20.0})
 
 
+@pytest.mark.long
 def test_every_shape_is_timed(small, capsys):
     bench.main(["--runs=1", "--json", "--only=R1,R2,R3,R5"])
     report = json.loads(capsys.readouterr().out)

@@ -167,6 +167,7 @@ def test_an_endless_answer_is_a_timeout_and_the_rest_is_graded(monkeypatch):
     assert asked == [(golds[0], TOWER)]  # all but the timeout is remembered
 
 
+@pytest.mark.long
 def test_ten_hostile_answers_delay_a_batch_by_their_deadlines_only(monkeypatch):
     """Endless, huge and deeply nested answers, and one whose workers are killed from outside, among forty good ones."""
     limit_s, deadline_s, size = 1, 3.0, 2

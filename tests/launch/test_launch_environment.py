@@ -54,6 +54,7 @@ def said(done: subprocess.CompletedProcess) -> list[str]:
     return re.findall(r"installing (.*) into \.venv", done.stderr)
 
 
+@pytest.mark.long
 def test_everything_is_installed_once_and_repaired(project):
     done = bash(project, "python -c 'import made_up_base'")
     assert done.returncode == 0, done.stderr
@@ -78,6 +79,7 @@ def test_everything_is_installed_once_and_repaired(project):
     assert said(bash(project, "install_extras test")) == ["requirements.txt"]
 
 
+@pytest.mark.long
 def test_an_environment_beside_the_usual_one(project):
     done = bash(project, "command -v python", TANGO_VENV=".venv-second")
     assert (done.returncode, done.stdout) == (0, f"{project}/.venv-second/bin/python\n"), done.stderr

@@ -25,6 +25,7 @@ def environment_of(folder, process: int, start: int = 0) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
+@pytest.mark.long
 def test_a_killed_process_restarts_both_and_they_join_again(tmp_path):
     (tmp_path / "do_0_0").write_text("wait")
     (tmp_path / "do_1_0").write_text("kill")

@@ -87,6 +87,7 @@ def test_a_lost_worker_restarts_all(cloud):
     assert cloud.commands() == ["create", "scp", "ssh", "ssh", "scp", "ssh", "ssh"]
 
 
+@pytest.mark.long
 def test_a_preempted_slice_is_made_anew_when_there_is_room(cloud):
     taken = 'echo -n PREEMPTED >"$FAKE_CLOUD/state"; touch "$FAKE_CLOUD/no_capacity"; kill -KILL $PPID; exit 1'
     done = cloud.run(do_0_0="exit 75", do_1_0=taken)

@@ -94,6 +94,7 @@ def test_a_sampler_with_adapters_agrees_with_the_trainer_and_with_the_merged_mod
     np.testing.assert_allclose(scored, merged, **tiny_sampler.FLOAT)
 
 
+@pytest.mark.long
 @EACH
 def test_a_budget_of_cached_tokens_and_split_heads_agree_with_the_trainer(name):
     """On two devices that share the heads, rows that begin when others end; scored beside their shared prompts."""

@@ -131,6 +131,7 @@ def test_runs_offline_and_agrees_with_what_is_stored(name, stored, runs):
     assert len(pictures(executed)) == FIGURES[name]
 
 
+@pytest.mark.long
 def test_first_cell_outside_a_clone(name, stored, tmp_path):
     setup = stored.cells[1].source
     address = re.search(r'REPOSITORY = "(https://github.com/[^"]+)"', setup)[1]

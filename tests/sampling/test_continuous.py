@@ -174,6 +174,7 @@ def expected_of_two_layers():
     return params, request, plain.sample(plain.layout(params), request)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("decode_tensor", [1, 2])
 def test_rows_on_several_devices(expected_of_two_layers, decode_tensor):
     """Each has its own slots; a row that has to wait may go on on another."""
