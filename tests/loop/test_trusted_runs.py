@@ -61,6 +61,7 @@ def test_without_trust_a_run_is_grpo_to_the_digit(folder, doubted, train):
         assert mine | plain == mine and mine["generator/trust"] == 0
 
 
+@pytest.mark.long
 def test_a_resumed_run_goes_on_with_the_evidence_that_it_had(folder, doubted, train):
     config = config_of("rl.trust=(0.999,1)", "rl.judge=silent")
     for turns in (3, 2):
@@ -105,6 +106,7 @@ def test_a_turn_that_is_told_to_stop_while_it_samples_is_repeated(doubted, train
     assert repeatable_rows(tmp_path / "run/metrics.jsonl") == repeatable_rows(doubted / "metrics.jsonl")
 
 
+@pytest.mark.long
 def test_the_dump_says_which_solutions_were_judged(folder, train):
     train(config_of("rl.judge=failed"), folder / "failed")
     rows = [row for row in read_rollouts(folder / "failed/rollouts") if row["role"] == "generator"]
@@ -120,6 +122,7 @@ def test_the_dump_says_which_solutions_were_judged(folder, train):
     assert np.mean(shares) == pytest.approx(len(judged) / len(rows))
 
 
+@pytest.mark.long
 def test_practice_goes_on_with_what_was_counted(folder, train):
     config = config_of("rl.practice=half_right", "task.verifier_words=(1,2)", "rl.generator_steps=9")
     train(config, folder / "practice")
@@ -133,6 +136,7 @@ def test_practice_goes_on_with_what_was_counted(folder, train):
     assert saved["passes"] and saved["cursors"] == {"train": 9 * 4, "verifier": 5 * 16}
 
 
+@pytest.mark.long
 def test_a_warm_up_that_ends_sooner_leaves_the_later_turns_their_numbers(folder, train, monkeypatch):
     """The measure has its tests in tests/method/test_trust.py; here it says after the second turn that it is enough."""
     def reached(rl, place, memory):
