@@ -57,7 +57,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
     is_trained = not arm or has_one_policy(workdir) or role in arm["turns"]
     own = settings[role]
     stage = ("after reinforcement learning" if is_trained and not is_stage_one
-             else "after stage 1 (SFT)" if own.sft.steps or own.init_from else "not trained by it")
+             else "after stage 1 (SFT)" if is_stage_one or own.sft.steps or own.init_from else "not trained by it")
     prompting = prompting_of(settings, role, peek_meta(directory).meta)
     whose = "One policy in both roles" if has_one_policy(workdir) else role.capitalize()
     measured = directory.parent.name if is_stage_one else role  # one policy may have the other role's stage 1

@@ -159,8 +159,7 @@ def _benchmark(name: str, source: str, problems: int, seed: int, min_steps: int)
                          "evaluated: split the file")
     numbers = drawn(len(loaded.problems), problems, seed)
     chosen = tuple((int(number), loaded.problems[number]) for number in numbers)
-    return SolveSet(name, source, chosen, loaded.grade_kind, min_steps, None,
-                    len(chosen) == len(loaded.problems) and not loaded.num_other)
+    return SolveSet(name, source, chosen, loaded.grade_kind, min_steps, None, len(chosen) == len(loaded.problems))
 
 
 def _processbench(name: str, source: str, problems: int, seed: int) -> JudgeSet:

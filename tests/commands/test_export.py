@@ -93,12 +93,14 @@ def test_the_card_shows_what_was_measured_of_these_weights(folder, tmp_path):
 def test_the_card_names_the_arm_and_whether_it_trains_the_role(folder, tmp_path):
     config = default_config()
     config.verifier.checkpoint = config.generator.checkpoint = str(folder)
-    save_run(tmp_path / "run", config, step=3)
     stored = {"attempts": [{}], "files": {}, "arm": stored_arm("grpo")}
-    (tmp_path / "run" / "provenance.json").write_text(json.dumps(stored))
-    for role, stage in (("generator", "reinforcement learning"), ("verifier", "stage 1 (SFT)")):
-        card = (export.export(tmp_path / "run", role, tmp_path / role) / "README.md").read_text()
-        assert f"# {role.capitalize()} of a run of GRPO (no verifier), after {stage}\n" in card
+    for role, steps, stage in (("generator", 0, "after reinforcement learning"),
+                               ("verifier", 2, "after stage 1 (SFT)"), ("verifier", 0, "not trained by it")):
+        workdir, config[role].sft.steps = tmp_path / f"{role}_{steps}", steps
+        save_run(workdir, config, step=3)
+        (workdir / "provenance.json").write_text(json.dumps(stored))
+        card = (export.export(workdir, role, tmp_path / f"{role}_{steps}_out") / "README.md").read_text()
+        assert f"# {role.capitalize()} of a run of GRPO (no verifier), {stage}\n" in card
 
 
 def test_a_model_from_scratch_is_exported_with_its_tokenizer(tmp_path):
