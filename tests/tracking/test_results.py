@@ -11,7 +11,7 @@ from tango_jax.loop.describe import describe_results
 from tango_jax.records import Problem, Solution, Verification
 from tango_jax.runtime.atomic import write_json_atomic
 from tango_jax.runtime.console import Console
-from tango_jax.tracking import results
+from tango_jax.tracking import plots, results
 from tango_jax.tracking.evaluations import setup_of, write_table
 from tango_jax.tracking.metrics import MetricsWriter
 from tango_jax.tracking.stored_runs import compare, stored_curves
@@ -28,7 +28,7 @@ def test_a_run_that_could_not_draw_its_curves_is_not_finished(tmp_path, monkeypa
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(results, "plot_curves", full)
+        patch.setattr(plots, "plot_curves", full)
         with pytest.raises(OSError, match="No space"):
             write(tmp_path)
     assert not results.is_finished(tmp_path)
