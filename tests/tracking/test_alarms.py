@@ -82,7 +82,8 @@ CASES = [
     ("verifier/misaligned", {"verifier/live_rate_misaligned": 0.61}, "the solution gets no step rewards",
      {"verifier/live_rate_misaligned": 0.61, "generator/step_rewarded_share": None}),  # an arm without such rewards
     ("generator/step_count", {"generator/step_count_corr": -0.6, "generator/steps_approved": 0.9},
-     "90% of the rewarded steps are approved, and the step advantages of a group follow the number of steps (correlation -0.60)",
+     "90% of the rewarded steps are approved, and the step advantages of a group follow the number of steps "
+     "(correlation -0.60)",
      {"generator/step_count_corr": -0.6, "generator/steps_approved": 0.79}),
     ("generator/truncation", {**SECOND_TRIES, "second_try/truncation_rate": 0.9},
      "90.0% of the generator's responses ended", {**SECOND_TRIES, "second_try/truncation_rate": 0.09}),
