@@ -7,7 +7,7 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/_env.sh"
 install_extras test notebooks tensorboard wandb
 
-selected=()
+selected=()  # to bash 3 an empty array is unset: see the last line
 if (($# == 0)); then
     selected=(-m "not long")
 elif [[ $1 == --all ]]; then
@@ -17,6 +17,6 @@ fi
 say "ruff check (a second), lint-imports (a few seconds)"
 python -m ruff check tango_jax configs launch tests notebooks  # not what a user has put beside them
 lint-imports --no-logo --no-cache
-say "pytest (on two CPU cores 8 to 15 minutes, with --all 15 to 35)"
+say "pytest (about 20 minutes on two slow CPU cores, with --all twice as long)"
 # Whole files to a process each: what a file's tests share is made once. In the order of tests/conftest.py.
-exec python -m pytest -q -n 2 --dist=loadfile --no-loadscope-reorder ${selected[@]+"${selected[@]}"} "$@"  # bash 3 has no empty arrays
+exec python -m pytest -q -n 2 --dist=loadfile --no-loadscope-reorder ${selected[@]+"${selected[@]}"} "$@"

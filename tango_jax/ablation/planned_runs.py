@@ -132,7 +132,7 @@ def _start_kind(cell: Cell, arm: str) -> str:
 
 
 def _has_two_policies(checkpoint: str) -> bool:
-    """A run of two policies: one policy would start from the generator's weights, two from those of each."""
+    """Whether it is a run of two policies: an arm with one policy would start both roles from its generator."""
     return bool(checkpoint) and kind_of(checkpoint) == "workdir" and not has_one_policy(Path(checkpoint).expanduser())
 
 

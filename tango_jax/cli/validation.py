@@ -72,7 +72,7 @@ def validate(config: ConfigDict) -> None:
 def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:
     generator, verifier = config.generator, config.verifier
     names = ["model", "checkpoint", "mesh"]
-    # Where one role alone has a stage 1, it is that of both.
+    # If only one role has a stage 1, both start from it.
     if (verifier.sft.steps or verifier.init_from) and (generator.sft.steps or generator.init_from):
         names.append("init_from")
     different = [name for name in names if generator[name] != verifier[name]]

@@ -69,7 +69,7 @@ def second_try_metrics(first: Sequence[Solution], second: Sequence[Solution]) ->
 def solve_without_labels(t: Turn) -> Lesson:
     """No gold answer: the majority's replaces it, in groups where the verifier confirms it (after CoVerRL, arXiv
     2603.17775): where it accepts at least half of the solutions labelled right. Evaluations and metrics keep the
-    grade; those of confirmed groups are of what dynamic sampling kept."""
+    grade. Metrics of confirmed groups leave out the groups that dynamic sampling dropped."""
 
     def label_and_grade(problems: list) -> tuple[Responses, Rewards]:
         solutions, label_metrics = majority_labelled(t, t.sample("generator", problems, t.rl.samples_per_prompt))

@@ -108,8 +108,8 @@ def trust_of(rates: tuple[float, float], limits: Sequence[float]) -> float:
 
 
 def solve(t: Turn) -> Lesson:
-    """tango.solve, in which some solutions are judged, and trust multiplies the weight alpha. What it remembers is of
-    the groups that dynamic sampling kept."""
+    """tango.solve, in which some solutions are judged, and trust multiplies the weight alpha. It remembers the
+    judgements of groups that dynamic sampling kept."""
     solutions, reward = t.until_full(
         lambda problems: graded(t, t.sample("generator", problems, t.rl.samples_per_prompt))
     )

@@ -202,12 +202,12 @@ class Turn:
         return [one for one in self._everything if one.name == name]
 
     def solutions(self) -> list[Solution]:
-        """All first tries that were sampled, to whatever prompt, before dynamic sampling chose from them."""
+        """All first tries that were sampled, whatever the prompt, before dynamic sampling chose from them."""
         return [one for responses in self._everything if responses.role == "generator" for one in responses
                 if one.after is None]
 
     def judgements(self) -> list[Responses]:
-        """All verifications that were sampled to the verifier's own prompt; without any, to a user's prompts."""
+        """All verifications sampled with the verifier's own prompt; if there are none, those of a user's prompts."""
         other = [one for one in self._everything if one.role == "verifier" and one.name not in PROMPTS]
         return self.everything("verifier") or other
 

@@ -164,7 +164,7 @@ class Job:
 
     @functools.cached_property
     def _own_bases(self) -> list[str]:
-        """Roles whose stage 1, or that of their `init_from`, trains all parameters, which are then their base."""
+        """Roles with a base of their own: their stage 1, or that of their `init_from`, trained all parameters."""
         return [role for role, policy in self.policies.items() if _trains_all_first(role, policy.config)]
 
     def minibatch_prompts(self, role: str) -> int:

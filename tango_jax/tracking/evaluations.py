@@ -49,7 +49,7 @@ class Evaluation(NamedTuple):
     groups_without_signal: float | None = None
     alpha: float | None = None  # weight of the step rewards
     steps_mean: float | None = None  # steps of a sampled solution
-    steps_approved: float | None = None  # share of rewarded ones; None where only some solutions are judged
+    steps_approved: float | None = None  # approved share of the rewarded steps; None if only some are judged
     verifier_live_accept_gap: float | None = None  # tracking/scores.py, aligned verifications; None in the warm-up
     setup: str = ""  # `setup_of` the run
     method: str = ""  # `method_of` the run

@@ -155,7 +155,8 @@ def test_a_metric_that_is_measured_anyway_is_refused_before_the_run(name):
 @pytest.mark.parametrize("name", ARMS)
 def test_no_arm_has_such_a_metric(name):
     settings = ["verifier.loss.kl_coef=0.01", "generator.max_prompt=200", "verifier.max_prompt=300"]
-    rehearsed(load_config("tiny", [f"arm={name}", *settings, "task.verifier_words=(1, 1)"]), {})
+    method, _ = rehearsed(load_config("tiny", [f"arm={name}", *settings, "task.verifier_words=(1, 1)"]), {})
+    assert method.rehearsals.keys() == ARMS[name].turns.keys()
 
 
 def test_what_a_method_remembers_is_the_same_after_a_resume():
