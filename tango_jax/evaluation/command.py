@@ -211,6 +211,9 @@ def _open(settings: Settings, console: Console) -> tuple[list[EvalSet], dict[str
         what = "problems to solve" if isinstance(eval_set, SolveSet) else "solutions to judge"
         graded = f", graded by {grader_name(eval_set)}" if eval_set.is_correct else ""
         console.log(f"{eval_set.name}: {len(eval_set.items)} {what}, from {eval_set.source}{graded}")
+        if isinstance(eval_set, SolveSet) and eval_set.num_other:
+            console.log(f"{eval_set.name}: {eval_set.num_other} further rows are left out, since they are of another "
+                        "kind or repeat others")
     check_settings(settings)
     return sets, samplers
 

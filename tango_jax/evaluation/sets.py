@@ -45,6 +45,7 @@ class SolveSet(NamedTuple):
     gold_steps: Callable[[Problem, tuple[str, ...]], tuple[bool, ...] | None] | None
     is_whole: bool
     is_correct: OwnGrader | None = None  # None: answers are compared
+    num_other: int = 0  # rows of the source that are of another kind, or repeats
 
     @property
     def items(self) -> tuple[tuple[int, Problem], ...]:
@@ -159,7 +160,8 @@ def _benchmark(name: str, source: str, problems: int, seed: int, min_steps: int)
                          "evaluated: split the file")
     numbers = drawn(len(loaded.problems), problems, seed)
     chosen = tuple((int(number), loaded.problems[number]) for number in numbers)
-    return SolveSet(name, source, chosen, loaded.grade_kind, min_steps, None, len(chosen) == len(loaded.problems))
+    is_whole = len(chosen) == len(loaded.problems)
+    return SolveSet(name, source, chosen, loaded.grade_kind, min_steps, None, is_whole, num_other=loaded.num_other)
 
 
 def _processbench(name: str, source: str, problems: int, seed: int) -> JudgeSet:

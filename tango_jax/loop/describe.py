@@ -53,12 +53,17 @@ def describe_run(
     if policies["verifier"].is_shared:
         console.log("one policy has both roles: each role's learning rate follows its own schedule and counts only its "
                     "own updates; AdamW's moments are shared")
+    tables: dict[tuple, list[str]] = {}  # parameters and attention -> roles
     for role, policy in policies.items():
         if config[role].reward:
             console.log(f"{config[role].reward} is added to the {role}'s reward")
         if config[role].checkpoint:
             console.log(f"the {role} starts from {config[role].checkpoint}")
-        describe_parameters(console, role, policy)
+        tables.setdefault(_parameters(policy), []).append(role)
+    for (attention, rows), roles in tables.items():
+        whose = " and ".join(roles) + (" each" if len(roles) > 1 else "")
+        console.table(f"{whose}: {sum(row[-1] for row in rows):,} parameters, attention by {attention}",
+                      ("parameter", "shape", "dtype", "count"), rows)
     generator, verifier = policies["generator"], policies["verifier"]
     prompt = generator_prompt(generator.template, generator.tokenizer, task.train_problem(0))
     console.log(f"a generator prompt: {generator.tokenizer.decode_for_reader(prompt)!r}")
@@ -72,15 +77,14 @@ def describe_run(
     console.log(f"a verifier prompt: {verifier.tokenizer.decode_for_reader(prompt)!r}")
 
 
-def describe_parameters(console: Console, role: str, policy: Policy) -> None:
+def _parameters(policy: Policy) -> tuple[str, tuple[tuple[str, str, str, int], ...]]:
+    """(how attention is computed, rows of name, shape, dtype and count)."""
     shapes = jax.eval_shape(policy.init, np.zeros((2,), np.uint32)).params
-    rows = [(name, str(leaf.shape), str(leaf.dtype), int(np.prod(leaf.shape)))
-            for name, leaf in flatten_names(shapes).items()]
+    rows = tuple((name, str(leaf.shape), str(leaf.dtype), int(np.prod(leaf.shape)))
+                 for name, leaf in flatten_names(shapes).items())
     model = policy.model_config
     reason = policy.config.model.attention == "auto" and why_plain(model, policy.placement.local.devices.flat[0])
-    attention = f"{attention_names(model)} ({reason})" if reason else attention_names(model)
-    title = f"{role}: {sum(row[-1] for row in rows):,} parameters, attention by {attention}"
-    console.table(title, ("parameter", "shape", "dtype", "count"), rows)
+    return f"{attention_names(model)} ({reason})" if reason else attention_names(model), rows
 
 
 def describe_results(console: Console, config: ConfigDict, workdir: Path, summary: dict) -> None:

@@ -68,12 +68,13 @@ def sft_batch(
     return pack_pairs(policy, pairs, most), most - len(pairs)
 
 
-def heldout_batch(policy: Policy, task: Task) -> Batch:
-    """Of the policy's role alone, also where its batches have examples of both. Raises ValueError if none fits."""
+def heldout_batch(policy: Policy, task: Task) -> tuple[Batch, int]:
+    """A batch, and how many examples were left out. Of the policy's role alone, also where its batches have examples of
+    both. Raises ValueError if none fits."""
     role, count, row_length = policy.role, policy.config.sft.eval_examples, sft_pack_shape(policy.config).row_length
     batch, left_out = sft_batch(policy, task, "heldout", 0, count)
     if left_out == count:
         raise ValueError(f"none of the first {count} held-out examples of the {role}'s stage 1 fits within its limits "
                          f"({role}.max_prompt={policy.config.max_prompt}, rows of {row_length} tokens): raise "
                          f"{role}.max_prompt or {role}.sft.pack_length")
-    return batch
+    return batch, left_out

@@ -195,6 +195,10 @@ def run_sft(
         check_log(directory, restored, sft.checkpoint_every)
         if restored is None and (directory / "metrics.jsonl").exists():
             console.log(f"{title}: the attempt before this one saved no checkpoint; it begins again at step 1")
+        heldout, left_out = heldout_batch(policy, task)
+        if left_out:
+            console.log(f"{title}: {left_out} of {sft.eval_examples} held-out examples do not fit, so the loss of the "
+                        "others is reported")
         with (
             RunLog(
                 directory, config, console, offset, f"sft {policy.role}", workdir / "config.json", provenance
@@ -202,7 +206,7 @@ def run_sft(
             console.stage(title, total=sft.steps, done=done.step) as bar,
             preemption.held(),
         ):
-            state, done = _make_updates(run, state, base or {}, done, writer, bar, preemption)
+            state, done = _make_updates(run, state, base or {}, heldout, done, writer, bar, preemption)
     if done.left_out:
         whose = "of both roles" if rehearsed else f"of the {policy.role}"
         console.log(f"stage 1 of the {policy.role}: {done.left_out} of {sft.steps * run.num_examples} examples were "
@@ -218,12 +222,11 @@ def run_sft(
 
 
 def _make_updates(
-    run: SftRun, state: TrainState, base: dict, done: SftProgress, writer: RunLog, bar: Stage,
+    run: SftRun, state: TrainState, base: dict, heldout: Batch, done: SftProgress, writer: RunLog, bar: Stage,
     preemption: hosts.Preemption,
 ) -> tuple[TrainState, SftProgress]:
     policy, jitted, checkpointer = run.policy, run.jitted, run.checkpointer
     sft, role = policy.config.sft, policy.role
-    heldout = heldout_batch(policy, run.task)
     began, pending, train_loss = time.monotonic() - done.seconds, None, None
     saved_at, save_s = time.monotonic(), 0.0
     for step in range(done.step + 1, sft.steps + 1):

@@ -1,5 +1,6 @@
 """What to change where a plan does not fit, in numbers."""
 
+from tango_jax.method.own_arm import shares_policy
 from tango_jax.planning.job import Job, SizedPolicy
 from tango_jax.planning.memory import Phase
 from tango_jax.planning.targets import GIB, Target
@@ -15,7 +16,10 @@ def advice(job: Job, phases: list[Phase], target: Target) -> list[str]:
             lines.append(f"{phase.name} needs {phase.peak / GIB:.1f} GiB of {available / GIB:.1f} GiB")
     full = [phase for phase in phases if phase.error or phase.peak > available]
     changes = dict.fromkeys(change for phase in full for change in _changes(job, phase, target))
-    return [*lines, *(f"try {change}" for change in changes)]
+    lines += [f"try {change}" for change in changes]
+    if shares_policy(job.config) and any(".mesh." in change or ".model." in change for change in changes):
+        lines.append("one policy has both roles: give generator.model, generator.mesh and the verifier's the same values")
+    return lines
 
 
 def _changes(job: Job, phase: Phase, target: Target) -> list[str]:

@@ -120,7 +120,9 @@ def beside(run: Run) -> list[PhaseTimes]:
 
 
 def show(run: Run, found: list[PhaseTimes], console: Console) -> None:
-    rows = [(one.role, one.phase, between(quick, slow), likely, one.measured, likely / one.measured)
+    rows = [(one.role, one.phase, between(quick, slow), likely, one.measured, likely / one.measured,
+             "yes" if quick <= one.measured <= slow else "no")
             for one in found for quick, likely, slow in [one.predicted]]
     console.table(f"{run.workdir} on {run.devices} x {run.target}: seconds of a turn, the median of its turns",
-                  ("turn of the", "phase", "predicted", "most likely", "measured", "likely / measured"), rows)
+                  ("turn of the", "phase", "predicted", "most likely", "measured", "likely / measured", "as predicted"),
+                  rows)
