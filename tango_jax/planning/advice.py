@@ -18,7 +18,7 @@ def advice(job: Job, phases: list[Phase], target: Target) -> list[str]:
     changes = dict.fromkeys(change for phase in full for change in _changes(job, phase, target))
     lines += [f"try {change}" for change in changes]
     if shares_policy(job.config) and any(".mesh." in change or ".model." in change for change in changes):
-        lines.append("one policy has both roles: give generator.model and verifier.model, and both meshes, the same values")
+        lines.append("one policy has both roles: give both roles the same model and mesh")
     return lines
 
 
