@@ -1,8 +1,8 @@
-"""The key/value cache of decoding: a prefix of X columns per prompt, shared by its samples, and a suffix of S per row.
+"""The key/value cache of decoding. In consecutive batches: a prefix of X columns per prompt, shared by its samples, and
+a suffix of S per row, of which all rows write the same column. Layers with a window keep a prompt's last columns and a
+ring of new tokens. In slots (`cache_tokens`): C columns per row, which are its positions.
 
-All rows write the same suffix column, so a decode step writes one slice. Keys are [.., E, S] and values [.., S, E];
-kernels take keys as values (`key_axis`). Layers with a window keep a prompt's last columns and a ring of new tokens.
-With slots (`cache_tokens`) they keep all columns, masked.
+Keys are [.., E, S] and values [.., S, E]; kernels take keys as values (`key_axis`).
 """
 
 from collections.abc import Callable
@@ -100,15 +100,15 @@ def map_columns(
     return mapped(k, key_axis), mapped(v, V_AXES[1])
 
 
-def append_columns(length: int, k: Cached, v: Cached, key_axis: int = -1) -> tuple[Cached, Cached]:
-    """Append zero columns up to S = `length`."""
+def fit_columns(length: int, k: Cached, v: Cached, key_axis: int = -1) -> tuple[Cached, Cached]:
+    """Cut to S = `length`, or padded with zeros."""
 
-    def append(x: jax.Array, axis: int) -> jax.Array:
+    def fit(x: jax.Array, axis: int) -> jax.Array:
         widths = [(0, 0)] * x.ndim
-        widths[axis] = (0, length - x.shape[axis])
-        return jnp.pad(x, widths)
+        widths[axis] = (0, max(0, length - x.shape[axis]))
+        return jnp.pad(lax.slice_in_dim(x, 0, min(length, x.shape[axis]), axis=axis % x.ndim), widths)
 
-    return map_columns(append, k, v, key_axis)
+    return map_columns(fit, k, v, key_axis)
 
 
 def make_prefill_attention(
@@ -129,13 +129,18 @@ def make_prefill_attention(
 
 
 def _write(cached: Cached, new: jax.Array, axes: tuple[int, int], column: jax.Array) -> Cached:
-    """Write each row's new key or value, [B, K, E, 1] or [B, K, 1, E], in this column."""
+    """Write each row's new key or value, [B, K, E, 1] or [B, K, 1, E], in this column, or in a column for each row."""
     embed_axis, column_axis = axes
+
+    def write(x: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+        if column.ndim == 0:
+            return lax.dynamic_update_slice_in_dim(x, new, column, axis)
+        return jax.vmap(lambda row, new, at: lax.dynamic_update_slice_in_dim(row, new, at, axis))(x, new, column)
+
     if isinstance(cached, Quantized):
         value, scale = quantize(new, embed_axis)
-        value = lax.dynamic_update_slice_in_dim(cached.value, value, column, column_axis)
-        return Quantized(value, lax.dynamic_update_slice_in_dim(cached.scale, scale, column, -1))
-    return lax.dynamic_update_slice_in_dim(cached, new, column, column_axis)
+        return Quantized(write(cached.value, value, column_axis), write(cached.scale, scale, -1))
+    return write(cached, new, column_axis)
 
 
 def _factor(cached: Cached, dtype: jnp.dtype) -> jax.Array:
@@ -208,5 +213,33 @@ def make_decode_attention(
         out_BKGE = out_PKWE.reshape(P, K, M, G, E).transpose(0, 2, 1, 3, 4).reshape(B, K, G, E)
         out_BKGE = out_BKGE + jnp.matmul(suffix_BKGS, _factor(new_v_BKSE, q_B1HE.dtype))
         return out_BKGE.reshape(B, 1, H, E), (new_k_BKES, new_v_BKSE)
+
+    return attend_fn
+
+
+def make_slot_attention(
+    k_BKEC: Cached,
+    v_BKCE: Cached,
+    position_B: jax.Array,
+    is_seen_BC: jax.Array | None = None,
+    part_fn: Callable | None = None,
+    length_B: jax.Array | None = None,
+) -> AttendFn:
+    """`attend_fn` for one new token per row, which is written in the column of its position; its cache is the updated
+    pair. Attends to `is_seen_BC` or, by a kernel that takes keys as values (`part_fn`), to the first `length_B`."""
+
+    def attend_fn(q_B1HE: jax.Array, k_B1KE: jax.Array, v_B1KE: jax.Array) -> tuple[jax.Array, tuple]:
+        B, _, H, E = q_B1HE.shape
+        v = _write(v_BKCE, v_B1KE.transpose(0, 2, 1, 3), V_AXES, position_B)
+        q_BKGE = q_B1HE.reshape(B, k_B1KE.shape[2], -1, E)
+        if part_fn:
+            k = _write(k_BKEC, k_B1KE.transpose(0, 2, 1, 3), V_AXES, position_B)
+            out_BKGE = part_fn(q_BKGE, k, v, length_B)[0].astype(q_B1HE.dtype)
+            return out_BKGE.reshape(B, 1, H, E), (k, v)
+        k = _write(k_BKEC, k_B1KE.transpose(0, 2, 3, 1), K_AXES, position_B)
+        scores_BKGC = _scores(q_BKGE * jnp.asarray(E**-0.5, q_B1HE.dtype), k)
+        weight_BKGC = jax.nn.softmax(jnp.where(is_seen_BC[:, None, None, :], scores_BKGC, MASKED), axis=-1)
+        weight_BKGC = _weights(weight_BKGC, v, q_B1HE.dtype)
+        return jnp.matmul(weight_BKGC, _factor(v, q_B1HE.dtype)).reshape(B, 1, H, E), (k, v)
 
     return attend_fn

@@ -4,8 +4,8 @@
     cudnn    NVIDIA GPUs
     paged    TPUs (paged.py)
 
-Prefix and suffix are attended apart and joined by `merge_parts`. Keys are [.., K, S, E], like values. Kernels take
-lengths only, so windows and `cache_tokens`, where a row may begin in any column, use xla.
+A slot (`cache_tokens`) is attended at once; prefix and suffix of a plain batch are attended apart and joined by
+`merge_parts`. Keys are [.., K, S, E], like values. Kernels take lengths only, so windows use xla.
 """
 
 import math
@@ -30,7 +30,6 @@ def resolve_decode_attention(
     compute_dtype: str,
     head_dim: int,
     buckets: Sequence[int],
-    cache_tokens: int,
     capability: float | None = None,
     cache_dtype: str = "",
     window: int = 0,
@@ -44,8 +43,6 @@ def resolve_decode_attention(
         reason = unsupported_reason(name, platform, compute_dtype, head_dim, capability)
     elif name == "paged":
         reason = _unsupported_by_paged(platform, compute_dtype, head_dim, buckets)
-    if name != "xla" and cache_tokens and not reason:
-        reason = f"needs rows that begin together, and cache_tokens={cache_tokens} refills a batch as rows end"
     if name != "xla" and cache_dtype and not reason:
         reason = f"reads keys and values of compute_dtype, and sample_cache_dtype={cache_dtype}"
     if name != "xla" and window and not reason:
@@ -66,14 +63,14 @@ def _unsupported_by_paged(platform: str, compute_dtype: str, head_dim: int, buck
         return f"takes a head_dim that is a multiple of {LANES}, and it is {head_dim}"
     odd = [bucket for bucket in buckets if bucket % PAGES[-1]]
     if odd:
-        return f"takes prompt and cache buckets that are multiples of {PAGES[-1]}, and one is {odd[0]}"
+        return f"takes caches of a multiple of {PAGES[-1]} columns, and one has {odd[0]}"
     return ""
 
 
-def decode_attention_of(config: Any, buckets: Sequence[int], cache_tokens: int, device: jax.Device) -> str:
+def decode_attention_of(config: Any, buckets: Sequence[int], device: jax.Device) -> str:
     """`resolve_decode_attention` for a device, perhaps only a planned one."""
     return resolve_decode_attention(
-        config.decode_attention, device.platform, config.compute_dtype, config.head_dim, buckets, cache_tokens,
+        config.decode_attention, device.platform, config.compute_dtype, config.head_dim, buckets,
         capability_of(device), config.sample_cache_dtype, max(config.windows),
     )
 

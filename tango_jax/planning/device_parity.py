@@ -91,7 +91,7 @@ def cases(sizes: ParitySizes) -> Iterator[Case]:
         kernels += [{"attention": kind}] if kind != "xla" else []
     for kind in DECODE_ATTENTION_KINDS[1:]:
         try:
-            resolve_decode_attention(kind, *numerics, (sizes.prompt, sizes.new), 0, capability_of(device))
+            resolve_decode_attention(kind, *numerics, (sizes.prompt, sizes.new), capability_of(device))
         except ValueError as error:
             yield left_out(f"decode attention {kind}", error)
             continue

@@ -85,13 +85,13 @@ def sampling_estimates(job: Job, role: str) -> dict[str, Program]:
     model, placement, sizes = policy.model_config, policy.placement, policy.sampler_config
     tensor, groups = placement.local.shape["tensor"], placement.row_multiple
     weights = device_bytes(shapes.weights)
-    prompts, length = (size / share for size, share in zip(shapes.prefill[1].token_PX.shape, (groups, 1), strict=True))
+    prompts, length = shapes.prompts[0] / groups, shapes.prompts[1]
     pairs = prompts * MicroBatchShape(1, int(length)).pairs(model.attention)
     of_prompts = prompts * length * cached_token_bytes(model, tensor)
     # With a budget, a chunk of prompts is the result; otherwise a whole state in the first cache bucket.
     output = of_prompts if sizes.cache_tokens else device_bytes(shapes.states[0])
-    rows = shapes.states[-1].out_token_BS.shape[0] / groups
-    scores = rows * (sizes.prompt_buckets[-1] + sizes.cache_buckets[-1]) * model.num_heads / tensor * 4
+    rows = shapes.states[-1].token_B.shape[0] / groups
+    scores = rows * sizes.longest * model.num_heads / tensor * 4
     received = Collective("all-gather", weights, axis_members(placement.train, "fsdp", "tensor"), 1, in_pass=False)
     widest = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
                  for leaf in jax.tree.leaves(shapes.weights))

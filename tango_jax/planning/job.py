@@ -35,11 +35,11 @@ from tango_jax.rl.packing import (
 from tango_jax.rl.policy import Policy, make_policy, sampler_sizes
 from tango_jax.rl.update import init_state
 from tango_jax.runtime.checkpoint import peek_meta
-from tango_jax.sampling import decode
-from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling import decode, slots
+from tango_jax.sampling.buckets import SamplerConfig, Shape
 from tango_jax.sampling.decode import DecodeState
 from tango_jax.sampling.logits import SamplingParams, sampling_params
-from tango_jax.sampling.slots import empty_state
+from tango_jax.sampling.slots import SlotState
 from tango_jax.sharding.layouts import batch_sharding, decode_shardings, param_shardings, with_shardings
 from tango_jax.sharding.placement import (
     DECODE_AXES,
@@ -56,8 +56,9 @@ class SamplingShapes(NamedTuple):
     """Arguments of a sampler's jitted functions, as shapes: the largest batches, with a prompt for each row."""
 
     weights: dict
-    prefill: tuple  # all three arguments, for all rows or for a chunk of them
-    states: tuple[DecodeState, ...]  # in each cache bucket, with the most rows that it may have there
+    prompts: tuple[int, int]  # (how many, bucket) of a prompts' pass: for all rows, or a chunk
+    prefill: tuple  # all three arguments
+    states: tuple[DecodeState | SlotState, ...]  # as caches grow, each with the most rows that it may have
     params: SamplingParams
 
 
@@ -222,7 +223,7 @@ def _sized_policy(role: str, config: ConfigDict, model: ModelConfig, machine: Ma
             model,
             attention=resolve_attention(model.attention, *numerics, machine.capability),
             decode_attention=resolve_decode_attention(
-                model.decode_attention, *numerics, sizes.buckets, sizes.cache_tokens, machine.capability,
+                model.decode_attention, *numerics, sizes.buckets, machine.capability,
                 model.sample_cache_dtype, max(model.windows),
             ),
             grad_reduce_dtype=own.mesh.grad_reduce_dtype,
@@ -269,32 +270,23 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
     model = dataclasses.replace(policy.model_config, remat="none")  # no shape depends on it
     weights = _layout_shapes(model, local.shape["tensor"] == 1)
     weights, longest = with_shardings(weights, decode_shardings(local, weights)), sizes.prompt_buckets[-1]
+    count = sizes.prompts_per_chunk if sizes.cache_tokens else sizes.row_buckets[-1]
+    token_PX, length_P = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((count, longest), (count,)))
+    sampling, max_new = sampling_params(policy.config.temperature), sizes.cache_buckets[-1]
     if sizes.cache_tokens:
-        prompts = sizes.prompts_per_chunk(longest, 1)
-        rows = [sizes.rows_within(longest, bucket)[-1] for bucket in sizes.cache_buckets]
+        specs, prefill = slots.slot_specs(), (weights, token_PX, length_P)
+        states = [_with_rows(_slot_of_one_row(model, max_new, columns), rows)
+                  for rows, columns in sizes.shapes[: len(sizes.columns)]]
     else:
-        prompts = sizes.row_buckets[-1]
-        rows = [prompts] * len(sizes.cache_buckets)
-
-    def ints(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, np.int32)
-
-    batch = decode.PromptBatch(
-        token_PX=ints(prompts, longest),
-        length_P=ints(prompts),
-        limit_B=ints(prompts),
-        number_B=ints(prompts),
-        key_data=jax.ShapeDtypeStruct((2,), np.uint32),
-    )
-    sampling = sampling_params(policy.config.temperature)
-    arguments = (weights, batch, sampling)
-    places = decode.shardings_of(local, decode.state_specs())
-    states = []
-    for count, bucket in zip(rows, sizes.cache_buckets, strict=True):
-        state = _state_of_one_row(model, sizes.cache_buckets[-1], longest, bucket)
-        state = _with_rows(state, count)
-        states.append(jax.tree.map(_placed, places, state, is_leaf=lambda node: isinstance(node, NamedSharding)))
-    return SamplingShapes(weights, arguments, tuple(states), sampling)
+        key_data = jax.ShapeDtypeStruct((2,), np.uint32)
+        specs = decode.state_specs()
+        prefill = weights, decode.PromptBatch(token_PX, length_P, length_P, length_P, key_data), sampling
+        states = [_with_rows(_state_of_one_row(model, max_new, longest, bucket), count)
+                  for bucket in sizes.cache_buckets]
+    places = decode.shardings_of(local, specs)
+    placed = tuple(jax.tree.map(_placed, places, state, is_leaf=lambda node: isinstance(node, NamedSharding))
+                   for state in states)
+    return SamplingShapes(weights, (count, longest), prefill, placed, sampling)
 
 
 @functools.cache
@@ -308,7 +300,12 @@ def _with_rows(tree: Any, rows: int) -> Any:
 
 @functools.cache
 def _state_of_one_row(model: ModelConfig, max_new: int, prompt_bucket: int, cache_bucket: int) -> DecodeState:
-    return jax.eval_shape(functools.partial(empty_state, model, max_new, 1, prompt_bucket, cache_bucket))
+    return jax.eval_shape(functools.partial(decode.empty_state, model, max_new, 1, prompt_bucket, cache_bucket))
+
+
+@functools.cache
+def _slot_of_one_row(model: ModelConfig, max_new: int, columns: int) -> SlotState:
+    return jax.eval_shape(functools.partial(slots.empty_slots, model, max_new, Shape(1, columns)))
 
 
 def _placed(place: NamedSharding, tree: Any) -> Any:

@@ -13,6 +13,7 @@ from tango_jax.planning.costs import micro_batch_shape
 from tango_jax.planning.job import Job, SizedPolicy, device_bytes
 from tango_jax.planning.programs import Program
 from tango_jax.records import Batch
+from tango_jax.sampling.slots import SlotState
 
 
 class Phase(NamedTuple):
@@ -77,7 +78,8 @@ def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
     """The fullest of: the prompts' pass, the steps in each cache bucket, and copying a cache to another, by layer."""
     prefill, decode = programs[f"{role}/prefill"], programs[f"{role}/decode"]
     shapes = job.policies[role].sampling
-    caches = [device_bytes((state.prefix, state.suffix)) for state in shapes.states]
+    caches = [device_bytes((state.k, state.v) if isinstance(state, SlotState) else (state.prefix, state.suffix))
+              for state in shapes.states]
     rests = [device_bytes(state) - cache for state, cache in zip(shapes.states, caches, strict=True)]
     phase = resident(job, f"{role}/sample")._replace(weights=device_bytes(shapes.weights))
     sizes, num_layers = job.policies[role].sampler_config, job.policies[role].model_config.num_layers
@@ -86,7 +88,7 @@ def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
     else:
         read = phase._replace(cache=caches[0], temporaries=prefill.added - caches[0], error=prefill.error)
     # The loop is compiled in the last bucket. Its scratch memory grows with the rows, mostly by logits.
-    rows = [state.out_token_BS.shape[0] for state in shapes.states]
+    rows = [state.token_B.shape[0] for state in shapes.states]
     moments = [read]
     moments += [
         phase._replace(cache=cache, temporaries=decode.temp * count / rows[-1] + rest, error=decode.error)

@@ -26,7 +26,7 @@ class UpdateWorkload(NamedTuple):
 
 class DecodeSegment(NamedTuple):
     rows: int
-    cache: int  # size of the cache of new tokens
+    cache: int  # columns of the cache of new tokens, or of a slot
     steps: int
 
 
@@ -35,7 +35,7 @@ class SamplingWorkload(NamedTuple):
 
     batches: int
     prompts: int  # of a prompts' pass
-    prompt_length: int  # bucket, of the longest
+    prompt_length: int  # columns of the cache of prompts
     segments: tuple[DecodeSegment, ...]
     chunk_lengths: tuple[int, ...] = ()  # bucket of each prompts' pass, with a budget
     shares_prompts: bool = True  # samples share the cache of their prompt until rows are compacted into a smaller batch
@@ -131,13 +131,13 @@ def _refilled_batch(
 ) -> SamplingWorkload:
     """Continuous batching: response lengths come in no order, and the longest prompts are read first."""
     prompt_lengths = evenly_spaced_lengths(num_prompts, config.max_prompt, filled)
-    prompt_bucket = buckets.prompt_bucket(prompt_lengths[0])
-    limits = limits_of(buckets, prompt_bucket, group_size)
-    done = replay(limits, shuffled(response_lengths(config, num_prompts * group_size, filled, told)))
+    limits = limits_of(buckets, group_size)
+    responses = shuffled(response_lengths(config, num_prompts * group_size, filled, told))
+    done = replay(limits, prompt_lengths, responses)
     return SamplingWorkload(
         batches=1,
         prompts=limits.chunk_prompts,
-        prompt_length=prompt_bucket,
+        prompt_length=0,  # slots hold both
         segments=tuple(DecodeSegment(*segment.shape, segment.steps) for segment in done.segments),
         chunk_lengths=tuple(buckets.prompt_bucket(prompt_lengths[prompt]) for prompt in done.chunks),
         shares_prompts=False,

@@ -154,7 +154,7 @@ def make_policy(
         model = dataclasses.replace(
             model,
             attention=attention_of(model, device),
-            decode_attention=decode_attention_of(model, buckets, sampler_config.cache_tokens, device),
+            decode_attention=decode_attention_of(model, buckets, device),
             grad_reduce_dtype=config.mesh.grad_reduce_dtype,
         )
     except ValueError as error:

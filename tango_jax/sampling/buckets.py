@@ -2,13 +2,25 @@
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 # Slots stand idle until one in so many is free, as filling them takes a return to the host: 3 % are idle on average.
 REFILL = 16
-# A chunk of prompts: at most this share of a batch, as it is held until all its rows have slots, and no more tokens
-# than keep a device busy.
+# A chunk has at most one prompt for so many rows, and no more tokens than keep a device busy.
 CHUNK_SHARE, CHUNK_TOKENS = 4, 8192
+
+
+class Shape(NamedTuple):
+    """Of a refilled batch."""
+
+    rows: int
+    columns: int  # of a row's slot: the tokens of its prompt and the new ones
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +31,7 @@ class SamplerConfig:
     prompt_buckets: tuple[int, ...]
     cache_buckets: tuple[int, ...]
     row_buckets: tuple[int, ...]
-    # Tokens that a group of devices may hold: rows x (prompt bucket + cache bucket). 0: row_buckets alone limit rows.
+    # Tokens, prompts included, that a group of devices may hold (`shapes`). 0: row_buckets alone limit rows.
     cache_tokens: int = 0
     row_multiple: int = 1  # groups of devices that share the rows of a batch; set by `with_row_multiple`
 
@@ -30,7 +42,25 @@ class SamplerConfig:
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        return (*self.prompt_buckets, *self.cache_buckets)
+        """Numbers of columns that decode attention reads."""
+        return self.columns if self.cache_tokens else (*self.prompt_buckets, *self.cache_buckets)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a row, prompt included."""
+        return self.prompt_buckets[-1] + self.cache_buckets[-1]
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Of the slots of a refilled batch, in proportion to the cache buckets."""
+        return tuple(-(-self.longest * bucket // self.cache_buckets[-1]) for bucket in self.cache_buckets)
+
+    @functools.cached_property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Of a refilled batch, in the order in which it passes them; each has programs of its own. At first columns
+        grow, with as many rows as the budget allows. Then rows become fewer."""
+        fullest = [Shape(self.rows_within(columns)[-1], columns) for columns in self.columns]
+        return (*fullest, *(Shape(rows, self.longest) for rows in self.rows_within(self.longest)[-2::-1]))
 
     def prompt_bucket(self, length: int) -> int:
         return bucket_of(length, self.prompt_buckets)
@@ -55,19 +85,20 @@ class SamplerConfig:
     def padded_prompts(self, num_prompts: int, group_size: int) -> int:
         return bucket_of(num_prompts, self.prompt_counts(group_size))
 
-    def rows_within(self, prompt_bucket: int, cache_bucket: int) -> tuple[int, ...]:
-        """Row buckets that `cache_tokens` allows for these sizes."""
-        of_row = prompt_bucket + cache_bucket
-        return tuple(rows for rows in self.row_buckets if rows // self.row_multiple * of_row <= self.cache_tokens)
+    def rows_within(self, columns: int) -> tuple[int, ...]:
+        """Row buckets that `cache_tokens` allows for slots of this size."""
+        return tuple(rows for rows in self.row_buckets if rows // self.row_multiple * columns <= self.cache_tokens)
 
-    def prompts_per_chunk(self, prompt_bucket: int, group_size: int) -> int:
-        rows = self.rows_within(prompt_bucket, self.cache_buckets[0])[-1] // self.row_multiple
-        return max(1, min(rows // CHUNK_SHARE // group_size, CHUNK_TOKENS // prompt_bucket)) * self.row_multiple
+    @property
+    def prompts_per_chunk(self) -> int:
+        """Of a refilled batch. One number, whatever the group size and the prompts, so that few shapes are compiled."""
+        rows = self.shapes[0].rows // self.row_multiple
+        return max(1, min(rows // CHUNK_SHARE, CHUNK_TOKENS // self.prompt_buckets[-1])) * self.row_multiple
 
     def check_cache_tokens(self) -> None:
         """ValueError: the smallest batch does not fit at its longest."""
-        longest = self.prompt_buckets[-1] + self.cache_buckets[-1]
-        if self.cache_tokens and not self.rows_within(self.prompt_buckets[-1], self.cache_buckets[-1]):
+        longest = self.longest
+        if self.cache_tokens and not self.rows_within(longest):
             rows = self.row_buckets[0] // self.row_multiple
             raise ValueError(
                 f"cache_tokens={self.cache_tokens} is too small for the first of row_buckets={self.row_buckets}: "

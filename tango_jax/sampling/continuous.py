@@ -19,13 +19,12 @@ import numpy as np
 from tango_jax.records import Rollout
 from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.sampling import schedule
-from tango_jax.sampling.buckets import SamplerConfig
-from tango_jax.sampling.decode import DecodeState, PromptBatch, StartedRows
+from tango_jax.sampling.buckets import SamplerConfig, Shape
 from tango_jax.sampling.logits import SamplingParams, sampling_params
 from tango_jax.sampling.request import SampleRequest, check_finite, reordered
-from tango_jax.sampling.resize import ResizeFns, compact_rows, grow_cache
-from tango_jax.sampling.schedule import NONE, Limits, Seat, Shape, Table
-from tango_jax.sampling.slots import NewRows, RowCache, SlotFns
+from tango_jax.sampling.resize import replace_layer
+from tango_jax.sampling.schedule import NONE, Limits, Seat, Table
+from tango_jax.sampling.slots import ENTERING, NewRows, ReadPrompts, RowCache, SlotFns, SlotState, without_caches
 from tango_jax.text.tokenizer import PAD_ID
 
 
@@ -35,13 +34,11 @@ class _Run:
     request: SampleRequest  # with row arrays
     sampling: SamplingParams
     limits: Limits
-    prompt_bucket: int  # of the longest prompt: what the batch has room for
-    token_BT: np.ndarray  # int32, what the request's rows have sampled; T is the largest cache bucket
+    token_BT: np.ndarray  # int32, what the request's rows have sampled; T is the last cache bucket
     logp_BT: np.ndarray  # float32
     saved: dict[int, RowCache] = dataclasses.field(default_factory=dict)  # by row, in host memory
-    state: DecodeState | None = None
-    step: int = 1  # state.step, as of the last time that it was changed
-    started: StartedRows | None = None
+    state: SlotState | None = None
+    read: ReadPrompts | None = None
     decode_steps: int = 0
     row_steps: int = 0
 
@@ -50,10 +47,15 @@ class _Run:
 class ContinuousDriver:
     config: SamplerConfig
     stop_ids: tuple[int, ...]
-    prefill_fn: Callable  # (weights, PromptBatch, SamplingParams) -> StartedRows
-    decode_fn: Callable  # (weights, DecodeState, SamplingParams, min_alive) -> DecodeState; the state is donated
-    resize_fns: ResizeFns
-    slot_fns: SlotFns
+    fns: SlotFns
+
+    @property
+    def prefill_fn(self) -> Callable:
+        return self.fns.read
+
+    @property
+    def decode_fn(self) -> Callable:
+        return self.fns.decode
 
     def sample(self, weights: dict, request: SampleRequest) -> Rollout:
         # By length, so that a chunk's prompts leave little of their bucket unused.
@@ -69,36 +71,42 @@ class ContinuousDriver:
 
     def _sample(self, weights: dict, request: SampleRequest) -> Rollout:
         num_rows, longest = len(request.row_numbers), self.config.cache_buckets[-1]
-        prompt_bucket = self.config.prompt_bucket(max(map(len, request.prompts)))
         run = _Run(
             weights=weights,
             request=request,
             sampling=sampling_params(request.temperature, request.top_p, request.top_k),
-            limits=schedule.limits_of(self.config, prompt_bucket, request.group_size),
-            prompt_bucket=prompt_bucket,
+            limits=schedule.limits_of(self.config, request.group_size),
             token_BT=np.zeros((num_rows, longest), np.int32),
             logp_BT=np.zeros((num_rows, longest), np.float32),
         )
-        table = schedule.new_table(run.limits, num_rows)
+        table = schedule.new_table(run.limits, [len(prompt) for prompt in request.prompts])
         while (action := schedule.next_action(run.limits, table)) is not None:
             table = self._carry_out(run, table, action)
         tokens = tuple(row[:length].copy() for row, length in zip(run.token_BT, table.length_B, strict=True))
         logps = tuple(row[:length].copy() for row, length in zip(run.logp_BT, table.length_B, strict=True))
         is_truncated_B = np.array([row[-1] not in self.stop_ids for row in tokens], bool)
-        return Rollout(tokens, logps, is_truncated_B, run.decode_steps, run.row_steps)
+        return Rollout(tokens, logps, is_truncated_B, run.decode_steps, run.row_steps + num_rows)
 
     def compile_ahead(self, ahead: CompileAhead, weights: dict, group_sizes: Sequence[int]) -> None:
-        driver = dataclasses.replace(
-            self,
-            prefill_fn=ahead(self.prefill_fn),
-            decode_fn=ahead(self.decode_fn),
-            resize_fns=self.resize_fns.compile_ahead(ahead),
-            slot_fns=self.slot_fns.compile_ahead(ahead),
-        )
-        for prompt_bucket in self.config.prompt_buckets:
-            all_limits = [schedule.limits_of(self.config, prompt_bucket, M) for M in sorted(set(group_sizes))]
-            for rows in all_limits[0].row_buckets[0]:
-                driver._visit_shapes(weights, all_limits, prompt_bucket, rows)
+        """The same programs for any group size."""
+        fns, shards, shapes = self.fns.compile_ahead(ahead), self.config.row_multiple, self.config.shapes
+        for bucket in self.config.prompt_buckets:
+            read = fns.read(weights, *_no_prompts(self.config.prompts_per_chunk, bucket))
+        sampling, place_B = sampling_params(1.0), np.zeros((shards * ENTERING,), np.int32)
+        # A row outgrows its slot if there are larger ones, and has to move only where there are several shards.
+        may_wait = shapes[0].columns < self.config.longest or shards > 1
+        for shape, following in itertools.zip_longest(shapes, shapes[1:]):
+            state = fns.make_empty(shape)
+            state = fns.insert(state, read, place_B, _no_rows(len(place_B), shape.rows), sampling)
+            if may_wait:
+                is_alive_B, cache = fns.save(state, np.full((shards,), shape.rows, np.int32))
+                cache = jax.tree.map(
+                    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=fns.cache_sharding), cache
+                )
+                state = fns.restore(state.replace(is_alive_B=is_alive_B), cache, _no_rows(shards, shape.rows))
+            state = fns.decode(weights, state, sampling, np.int32(0))
+            if following:
+                _resized(fns, state, following, np.zeros((following.rows,), np.int32))
 
     def _carry_out(self, run: _Run, table: Table, action: schedule.Action) -> Table:
         after = schedule.apply(run.limits, table, action)
@@ -110,11 +118,10 @@ class ContinuousDriver:
             case schedule.Restore(seats):
                 self._restore(run, table, seats)
             case schedule.Insert(seats):
-                new = _new_rows(run, table, _inserted(run.limits, table, seats))
-                run.state = self.slot_fns.insert(run.state, run.started, new)
+                self._insert(run, table, seats)
             case schedule.Read(prompt_ZQ):
-                rows = schedule.new_rows(run.limits, table, prompt_ZQ)
-                return schedule.advance(after, after.length_B, self._read(run, table, prompt_ZQ, rows))
+                run.read = self.fns.read(run.weights, *self._prompts(run.request, prompt_ZQ))
+                run.decode_steps += 1
             case schedule.Decode(min_alive):
                 length_B, is_ended_B = self._decode(run, table, min_alive)
                 run.request.ended_fn(int(is_ended_B.sum()))
@@ -122,110 +129,92 @@ class ContinuousDriver:
         return after
 
     def _resize(self, run: _Run, old: Shape | None, shape: Shape, slot_ZR: np.ndarray) -> None:
-        """Fewer rows first, then a larger cache, through all buckets between: only these steps are compiled."""
+        """Through all shapes between: only these steps are compiled."""
         if old is None:
-            run.state = self.slot_fns.make_empty(shape.rows, run.prompt_bucket, shape.cache)
+            run.state = self.fns.make_empty(shape)
             return
-        rows = old.rows
-        while rows > shape.rows:
-            rows = self.config.smaller_row_bucket(rows)
-            # What fills a size in between is dropped again by the next step.
-            extra = rows // run.limits.shards - slot_ZR.shape[1]
+        shapes, shards = run.limits.shapes, run.limits.shards
+        for step in shapes[shapes.index(old) + 1 : shapes.index(shape) + 1]:
+            # What fills a size in between is dropped again by a later step.
+            extra = step.rows // shards - slot_ZR.shape[1]
             keep_ZR = np.pad(slot_ZR, ((0, 0), (0, extra)), mode="edge")
-            run.state = compact_rows(self.resize_fns, run.state, keep_ZR.reshape(-1).astype(np.int32))
+            run.state = _resized(self.fns, run.state, step, keep_ZR.reshape(-1).astype(np.int32))
             slot_ZR = np.broadcast_to(np.arange(slot_ZR.shape[1]), slot_ZR.shape)
-        for smaller, bucket in itertools.pairwise(self.config.cache_buckets):
-            if old.cache <= smaller < shape.cache:
-                run.state, run.step = grow_cache(self.resize_fns, run.state, bucket), smaller
+
+    def _insert(self, run: _Run, table: Table, seats: Iterable[Seat]) -> None:
+        M, shards = run.limits.group_size, run.limits.shards
+        places = [{int(prompt): place for place, prompt in enumerate(row_Q)} for row_Q in table.prompt_ZQ]
+        rounds = list(_rounds(run.limits, seats))
+        for start in range(0, len(rounds), ENTERING):
+            some = rounds[start : start + ENTERING]
+            some += [(None,) * shards] * (ENTERING - len(some))
+            taken = [seat for of_shard in zip(*some, strict=True) for seat in of_shard]  # shard by shard
+            place_B = np.array([places[seat.shard][seat.row // M] if seat else 0 for seat in taken], np.int32)
+            run.state = self.fns.insert(run.state, run.read, place_B, _new_rows(run, table, taken), run.sampling)
 
     def _save(self, run: _Run, table: Table, seats: Iterable[Seat]) -> None:
         for taken in _rounds(run.limits, seats):
-            slot_Z = _slots(run.limits, table, taken)
-            is_alive_B, cache = self.slot_fns.save(run.state, slot_Z)
+            is_alive_B, cache = self.fns.save(run.state, _slots(run.limits, table, taken))
             run.state, cache = run.state.replace(is_alive_B=is_alive_B), jax.device_get(cache)
             for seat in filter(None, taken):
                 # A view would keep the other shards' rows of this round.
                 run.saved[seat.row] = jax.tree.map(lambda x, z=seat.shard: x[:, z : z + 1].copy(), cache)
 
     def _restore(self, run: _Run, table: Table, seats: Iterable[Seat]) -> None:
-        def bucket_of(seat: Seat) -> int:
-            return run.saved[seat.row].suffix_k.shape[-1]
-
-        for bucket, same in itertools.groupby(sorted(seats, key=bucket_of), key=bucket_of):
-            for taken in _rounds(run.limits, same):
-                some = run.saved[next(filter(None, taken)).row]  # stands in for shards without a row
-                caches = [run.saved.pop(seat.row) if seat else some for seat in taken]
-                cache = caches[0]
-                if len(caches) > 1:
-                    cache = jax.tree.map(lambda *rows: np.concatenate(rows, axis=1), *caches)
-                cache = jax.device_put(cache, self.slot_fns.cache_sharding)
-                for wider in self.config.cache_buckets:
-                    if bucket < wider <= table.shape.cache:
-                        cache = self.slot_fns.widen(wider, cache)
-                run.state = self.slot_fns.restore(run.state, cache, _new_rows(run, table, taken))
-
-    def _read(self, run: _Run, table: Table, prompt_ZQ: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """bool[B]: rows that have ended, some of them with their first token."""
-        M, place_P = run.limits.group_size, {int(prompt): place for place, prompt in enumerate(prompt_ZQ.flat)}
-        run.started = self.prefill_fn(run.weights, _prompt_batch(run, prompt_ZQ, self.config), run.sampling)
-        token_B, logp_B, is_alive_B = jax.device_get(
-            (run.started.token_B, run.started.logp_B, run.started.is_alive_B)
-        )
-        places = np.array([place_P[row // M] * M + row % M for row in rows], int)
-        run.token_BT[rows, 0], run.logp_BT[rows, 0] = token_B[places], logp_B[places]
-        run.decode_steps += 1
-        run.row_steps += len(token_B)
-        is_ended_B = table.status_B == schedule.DONE
-        is_ended_B[rows] = ~is_alive_B[places]
-        return is_ended_B
+        for taken in _rounds(run.limits, seats):
+            some = run.saved[next(filter(None, taken)).row]  # stands in for shards without a row
+            caches = [_widened(run.saved.pop(seat.row) if seat else some, run.state) for seat in taken]
+            cache = jax.tree.map(lambda *rows: np.concatenate(rows, axis=1), *caches)
+            cache = jax.device_put(cache, self.fns.cache_sharding)
+            run.state = self.fns.restore(run.state, cache, _new_rows(run, table, taken))
 
     def _decode(self, run: _Run, table: Table, min_alive: int) -> tuple[np.ndarray, np.ndarray]:
         """(length_B, is_ended_B) of all rows."""
-        run.state = state = self.decode_fn(run.weights, run.state, run.sampling, np.int32(min_alive))
-        step, slot_length_B, slot_is_alive_B, slot_token_BS, slot_logp_BS = jax.device_get(
-            (state.step, state.length_B, state.is_alive_B, state.out_token_BS, state.out_logp_BS)
+        run.state = state = self.fns.decode(run.weights, run.state, run.sampling, np.int32(min_alive))
+        steps, slot_length_B, slot_is_alive_B, slot_token_BT, slot_logp_BT = jax.device_get(
+            (state.steps, state.length_B, state.is_alive_B, state.out_token_BT, state.out_logp_BT)
         )
         # The state's rows are the slots, shard by shard; `rows` are the request's.
-        columns, slots = np.arange(run.step, step) % table.shape.cache, np.flatnonzero(table.row_ZR != NONE)
+        slots = np.flatnonzero(table.row_ZR != NONE)
         rows, length_B = table.row_ZR.reshape(-1)[slots], table.length_B.copy()
-        count = slot_length_B[slots] - length_B[rows]
-        i, j = np.nonzero(np.arange(len(columns))[None, :] < count[:, None])
-        run.token_BT[rows[i], length_B[rows[i]] + j] = slot_token_BS[slots[i], columns[j]]
-        run.logp_BT[rows[i], length_B[rows[i]] + j] = slot_logp_BS[slots[i], columns[j]]
-        run.decode_steps += len(columns)
-        run.row_steps += len(columns) * table.shape.rows
-        run.step = int(step)
+        for row, slot in zip(rows, slots, strict=True):
+            new = slice(length_B[row], slot_length_B[slot])
+            run.token_BT[row, new], run.logp_BT[row, new] = slot_token_BT[slot, new], slot_logp_BT[slot, new]
+        run.decode_steps += int(steps)
+        run.row_steps += int(steps) * table.shape.rows
         length_B[rows] = slot_length_B[slots]
         is_ended_B = table.status_B == schedule.DONE
         is_ended_B[rows] = ~slot_is_alive_B[slots]
         return length_B, is_ended_B
 
-    def _visit_shapes(self, weights: dict, all_limits: Sequence[Limits], prompt_bucket: int, rows: int) -> None:
-        fns, sampling, shards = self.slot_fns, sampling_params(1.0), self.config.row_multiple
-        place = fns.cache_sharding
-        buckets = [
-            bucket for bucket in self.config.cache_buckets if rows in self.config.rows_within(prompt_bucket, bucket)
-        ]
-        state = fns.make_empty(rows, prompt_bucket, buckets[0])
-        # With one cache bucket no row outgrows its slot, and on one shard none has to move.
-        may_wait = len(self.config.cache_buckets) > 1 or shards > 1
-        for bucket, larger in itertools.zip_longest(buckets, buckets[1:]):
-            # A chunk's bucket goes up to the bucket of the request's longest prompt.
-            of_chunks = [size for size in self.config.prompt_buckets if size <= prompt_bucket]
-            for limits, chunk_bucket in itertools.product(all_limits, of_chunks):
-                started = self.prefill_fn(weights, _no_prompts(limits, chunk_bucket), sampling)
-                state = fns.insert(state, started, _no_rows(limits.chunk_prompts * limits.group_size, rows))
-            if may_wait:
-                is_alive_B, cache = fns.save(state, np.full((shards,), rows, np.int32))
-                cache = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), cache)
-                state = fns.restore(state.replace(is_alive_B=is_alive_B), cache, _no_rows(shards, rows))
-                if bucket < self.config.cache_buckets[-1]:
-                    fns.widen(self.config.cache_bucket(bucket + 1), cache)
-            state = self.decode_fn(weights, state, sampling, np.int32(0))
-            if smaller := self.config.smaller_row_bucket(rows):
-                compact_rows(self.resize_fns, state, np.zeros((smaller,), np.int32))
-            if larger:
-                state = grow_cache(self.resize_fns, state, larger)
+    def _prompts(self, request: SampleRequest, prompt_ZQ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        longest = max(len(request.prompts[index]) for index in prompt_ZQ.flat if index != NONE)
+        token_PX, length_P = _no_prompts(prompt_ZQ.size, self.config.prompt_bucket(longest))
+        for place, index in enumerate(prompt_ZQ.flat):
+            if index != NONE:
+                prompt = request.prompts[index]
+                token_PX[place, : len(prompt)], length_P[place] = prompt, len(prompt)
+        return token_PX, length_P
+
+
+def _resized(fns: SlotFns, state: SlotState, shape: Shape, keep_B: np.ndarray) -> SlotState:
+    """Keeps the rows `keep_B`, each on its shard, where they are counted. The old caches are deleted."""
+    layers = list(zip(state.k, state.v, strict=True))
+    rest = fns.resize_rest(without_caches(state), keep_B)
+    for index in range(len(layers)):
+        replace_layer(layers, index, lambda layer: fns.resize_layer(shape.columns, layer, keep_B))
+    k, v = zip(*layers, strict=True)
+    return rest.replace(k=k, v=v)
+
+
+def _widened(cache: RowCache, state: SlotState) -> RowCache:
+    """With as many columns as the state, on the host."""
+
+    def widened(x: np.ndarray, of_state: jax.Array) -> np.ndarray:
+        return np.pad(x, [(0, 0), (0, 0), *((0, there - here) for here, there in zip(
+            x.shape[2:], of_state.shape[1:], strict=True))])
+
+    return jax.tree.map(widened, cache, RowCache(state.k[0], state.v[0]))
 
 
 def _rounds(limits: Limits, seats: Iterable[Seat]) -> Iterator[tuple[Seat | None, ...]]:
@@ -245,14 +234,13 @@ def _slots(limits: Limits, table: Table, taken: Sequence[Seat | None]) -> np.nda
 def _new_rows(run: _Run, table: Table, taken: Sequence[Seat | None]) -> NewRows:
     row_B = np.array([seat.row if seat else 0 for seat in taken])
     length_B = np.maximum(1, table.length_B[row_B])
-    prompt_length_B = np.array([len(run.request.prompts[row // run.limits.group_size]) for row in row_B])
     return NewRows(
         slot_B=_slots(run.limits, table, taken),
         token_B=run.token_BT[row_B, length_B - 1],
         length_B=length_B.astype(np.int32),
         limit_B=run.request.max_new[row_B].astype(np.int32),
         number_B=run.request.row_numbers[row_B].astype(np.int32),
-        prompt_length_B=prompt_length_B.astype(np.int32),
+        prompt_length_B=table.prompt_B[row_B].astype(np.int32),
         key_data=run.request.key_data,
     )
 
@@ -262,38 +250,6 @@ def _no_rows(count: int, slot: int) -> NewRows:
     return NewRows(np.full_like(zeros, slot), zeros, zeros, zeros, zeros, zeros, np.zeros((2,), np.uint32))
 
 
-def _inserted(limits: Limits, table: Table, seats: Iterable[Seat]) -> list[Seat | None]:
-    M, shards = limits.group_size, np.repeat(np.arange(limits.shards), limits.chunk_prompts // limits.shards)
-    place_of = {
-        (int(z), int(prompt)): place
-        for place, (z, prompt) in enumerate(zip(shards, table.prompt_ZQ.flat, strict=True))
-    }
-    taken: list[Seat | None] = [None] * (limits.chunk_prompts * M)
-    for seat in seats:
-        taken[place_of[seat.shard, seat.row // M] * M + seat.row % M] = seat
-    return taken
-
-
-def _no_prompts(limits: Limits, prompt_bucket: int) -> PromptBatch:
-    P, B = limits.chunk_prompts, limits.chunk_prompts * limits.group_size
-    return PromptBatch(
-        token_PX=np.full((P, prompt_bucket), PAD_ID, np.int32),
-        length_P=np.ones((P,), np.int32),
-        limit_B=np.zeros((B,), np.int32),
-        number_B=np.zeros((B,), np.int32),
-        key_data=np.zeros((2,), np.uint32),
-    )
-
-
-def _prompt_batch(run: _Run, prompt_ZQ: np.ndarray, config: SamplerConfig) -> PromptBatch:
-    M, request = run.limits.group_size, run.request
-    longest = max(len(request.prompts[index]) for index in prompt_ZQ.flat if index != NONE)
-    batch = _no_prompts(run.limits, config.prompt_bucket(longest)).replace(key_data=request.key_data)
-    for place, index in enumerate(prompt_ZQ.flat):
-        if index != NONE:
-            prompt, rows = request.prompts[index], slice(index * M, (index + 1) * M)
-            batch.token_PX[place, : len(prompt)] = prompt
-            batch.length_P[place] = len(prompt)
-            batch.limit_B[place * M : (place + 1) * M] = request.max_new[rows]
-            batch.number_B[place * M : (place + 1) * M] = request.row_numbers[rows]
-    return batch
+def _no_prompts(count: int, bucket: int) -> tuple[np.ndarray, np.ndarray]:
+    """(token_PX, length_P)."""
+    return np.full((count, bucket), PAD_ID, np.int32), np.ones((count,), np.int32)

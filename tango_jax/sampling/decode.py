@@ -1,5 +1,5 @@
-"""The jitted functions that run the model: the prompts' pass and the decode loop, specialised by shapes alone. The
-drivers (`batches.py`, `continuous.py`) call them."""
+"""The jitted functions that run the model in consecutive batches: the prompts' pass and the decode loop, specialised by
+shapes alone. `batches.py` calls them; those of continuous batching are in `slots.py`."""
 
 import dataclasses
 
@@ -32,12 +32,12 @@ class PromptBatch:
 
 @struct.dataclass
 class DecodeState:
-    """What a decode step reads and writes. The suffix and the `out` arrays are rings of S columns: all rows write the
-    same column in a step, and a row's entries are from its last steps. Rows may begin at different steps."""
+    """What a decode step reads and writes. Rows begin together: in a step all write the same of S columns. In a layer
+    with a window the suffix is a ring."""
 
     prefix: kv.Prefix
     suffix: kv.Suffix
-    step: jax.Array  # int32[], tokens sampled by a row that has been there all along; the newest is in column step - 1
+    step: jax.Array  # int32[], tokens sampled by rows that are alive; the newest is in column step - 1
     token_B: jax.Array  # int32, the newest token
     is_alive_B: jax.Array  # bool, still generating
     limit_B: jax.Array  # int32, new tokens allowed
@@ -45,16 +45,6 @@ class DecodeState:
     uniform_BT: jax.Array  # float32, one random number per row and new token; T is the largest cache bucket
     out_token_BS: jax.Array  # int32, new tokens, EOS included
     out_logp_BS: jax.Array  # float32, their log-probs under the sampling distribution; NaN: logits were not finite
-
-
-@struct.dataclass
-class StartedRows:
-    """The prefix of P prompts, and the first token of each of their B = P x M rows."""
-
-    prefix: kv.Prefix
-    token_B: jax.Array  # int32
-    logp_B: jax.Array  # float32
-    is_alive_B: jax.Array  # bool, the first token has not ended the row
 
 
 def state_specs() -> DecodeState:
@@ -80,6 +70,23 @@ def shardings_of(mesh: Mesh | None, specs: object) -> object:
     )
 
 
+def empty_state(config: ModelConfig, max_new: int, rows: int, prompt_bucket: int, cache_bucket: int) -> DecodeState:
+    """Each row has a prompt of its own."""
+    prefix = kv.init_suffix(config, rows, prompt_bucket)
+    return DecodeState(
+        prefix=kv.Prefix(k=prefix.k, v=prefix.v, length_P=jnp.ones((rows,), jnp.int32)),
+        suffix=kv.init_suffix(config, rows, cache_bucket),
+        step=jnp.ones((), jnp.int32),
+        token_B=jnp.zeros((rows,), jnp.int32),
+        is_alive_B=jnp.zeros((rows,), bool),
+        limit_B=jnp.zeros((rows,), jnp.int32),
+        length_B=jnp.zeros((rows,), jnp.int32),
+        uniform_BT=jnp.zeros((rows, max_new), jnp.float32),
+        out_token_BS=jnp.zeros((rows, cache_bucket), jnp.int32),
+        out_logp_BS=jnp.zeros((rows, cache_bucket), jnp.float32),
+    )
+
+
 def row_uniforms(key_data: jax.Array, number_B: jax.Array, count: int) -> jax.Array:
     """float32[B, count]: one number for each new token. Each row folds its number into the key and draws all at once,
     so neither batch, place nor time changes them."""
@@ -102,13 +109,13 @@ def _append_token(
         step=state.step + 1,
         token_B=token_B,
         length_B=length_B,
-        is_alive_B=state.is_alive_B & _goes_on(token_B, logp_B, length_B, state.limit_B, stop_ids),
+        is_alive_B=state.is_alive_B & goes_on(token_B, logp_B, length_B, state.limit_B, stop_ids),
         out_token_BS=lax.dynamic_update_slice(state.out_token_BS, token_B[:, None], (0, column)),
         out_logp_BS=lax.dynamic_update_slice(state.out_logp_BS, logp_B[:, None], (0, column)),
     )
 
 
-def _goes_on(
+def goes_on(
     token_B: jax.Array, logp_B: jax.Array, length_B: jax.Array, limit_B: jax.Array, stop_ids: tuple[int, ...]
 ) -> jax.Array:
     is_stop_B = jnp.zeros(token_B.shape, bool)
@@ -117,21 +124,21 @@ def _goes_on(
     return ~is_stop_B & (length_B < limit_B) & jnp.isfinite(logp_B)
 
 
-def _read_prompts(
-    config: ModelConfig, mesh: Mesh | None, weights: dict, batch: PromptBatch
+def read_prompts(
+    config: ModelConfig, mesh: Mesh | None, weights: dict, token_PX: jax.Array, length_P: jax.Array
 ) -> tuple[kv.Prefix, jax.Array]:
     """Keys and values of the prompts, and the next token's logits [P, V]."""
-    P, X = batch.token_PX.shape
-    x_PXD = transformer.embed_tokens(config, weights, batch.token_PX)
+    P, X = token_PX.shape
+    x_PXD = transformer.embed_tokens(config, weights, token_PX)
     rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(X)[None], (P, X)))
     settings = attention_of(config), mesh, kv.key_axis(config), bool(config.sample_cache_dtype)
     by_window = {window: kv.make_prefill_attention(*settings, window) for window in config.windows}
     attend_fns = [by_window[kind.window] for kind in config.layer_kinds]
     x_PXD, caches = decode_layers.apply_split_layers(config, weights["layers"], x_PXD, rope, attend_fns)
     # The head runs on one position of each prompt: all logits would be the largest array of sampling.
-    last_P1D = jnp.take_along_axis(x_PXD, (batch.length_P - 1)[:, None, None], axis=1)
+    last_P1D = jnp.take_along_axis(x_PXD, (length_P - 1)[:, None, None], axis=1)
     logits_PV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], last_P1D)[:, 0]
-    return kv.Prefix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches), length_P=batch.length_P), logits_PV
+    return kv.Prefix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches), length_P=length_P), logits_PV
 
 
 def prefill(
@@ -147,7 +154,7 @@ def prefill(
     """Runs the prompts once, shares each among its B/P rows, and samples their first tokens. The state has room for
     `cache_bucket` new tokens, and may grow to `max_new`."""
     P, B = batch.token_PX.shape[0], batch.limit_B.shape[0]
-    prefix, logits_PV = _read_prompts(config, mesh, weights, batch)
+    prefix, logits_PV = read_prompts(config, mesh, weights, batch.token_PX, batch.length_P)
     state = DecodeState(
         prefix=kv.keep_windows(config, prefix),
         suffix=kv.init_suffix(config, B, cache_bucket, keeps_all=False),
@@ -163,24 +170,6 @@ def prefill(
     return _append_token(state, jnp.repeat(logits_PV, B // P, axis=0), sampling, stop_ids, mesh)
 
 
-def start_rows(
-    config: ModelConfig,
-    stop_ids: tuple[int, ...],
-    max_new: int,
-    mesh: Mesh | None,
-    weights: dict,
-    batch: PromptBatch,
-    sampling: SamplingParams,
-) -> StartedRows:
-    """`prefill` for rows that enter a state afterwards."""
-    P, B = batch.token_PX.shape[0], batch.limit_B.shape[0]
-    prefix, logits_PV = _read_prompts(config, mesh, weights, batch)
-    uniform_B = row_uniforms(batch.key_data, batch.number_B, max_new)[:, 0]
-    token_B, logp_B = sample_tokens(mesh, jnp.repeat(logits_PV, B // P, axis=0), uniform_B, sampling)
-    is_alive_B = _goes_on(token_B, logp_B, jnp.ones((B,), jnp.int32), batch.limit_B, stop_ids)
-    return StartedRows(prefix=prefix, token_B=token_B, logp_B=logp_B, is_alive_B=is_alive_B)
-
-
 def decode(
     config: ModelConfig,
     stop_ids: tuple[int, ...],
@@ -189,10 +178,8 @@ def decode(
     sampling: SamplingParams,
     min_alive: jax.Array,
     mesh: Mesh | None = None,
-    keeps_all: bool = False,
 ) -> DecodeState:
-    """Samples until a row has filled the cache bucket, or at most `min_alive` (int32[]) rows are alive. With
-    `keeps_all`, as for rows in slots, layers with a window keep as many columns as the others."""
+    """Samples until a row has filled the cache bucket, or at most `min_alive` (int32[]) rows are alive."""
     B, S = state.out_token_BS.shape
     prompt_length_B = jnp.repeat(state.prefix.length_P, B // state.prefix.length_P.shape[0])
 
@@ -203,7 +190,7 @@ def decode(
 
     def body(state: DecodeState) -> DecodeState:
         rope = transformer.rope_tables(config, (prompt_length_B + state.length_B - 1)[:, None])
-        attend_fns = _attend_fns(config, mesh, state, keeps_all)
+        attend_fns = _attend_fns(config, mesh, state)
         x_B1D, layers = transformer.embed_tokens(config, weights, state.token_B[:, None]), weights["layers"]
         if config.sample_weight_dtype:
             layers, x_B1D = in_this_step(layers, x_B1D)
@@ -216,13 +203,13 @@ def decode(
     return lax.while_loop(is_unfinished, body, state)
 
 
-def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: DecodeState, keeps_all: bool) -> list[AttendFn]:
+def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: DecodeState) -> list[AttendFn]:
     prefix, suffix = state.prefix, state.suffix
     layers = list(zip(prefix.k, prefix.v, suffix.k, suffix.v, strict=True))
     if config.decode_attention == "xla":
         sizes = [(kind.window, pv.shape[-2], sv.shape[-2])
                  for kind, (_, pv, _, sv) in zip(config.layer_kinds, layers, strict=True)]
-        masks = {size: _masks(state, *size, keeps_all) for size in dict.fromkeys(sizes)}
+        masks = {size: _masks(state, *size) for size in dict.fromkeys(sizes)}
         fns = []
         for size, (pk, pv, sk, sv) in zip(sizes, layers, strict=True):
             column, is_prompt_PX, is_own_BS, is_near_BX = masks[size]
@@ -239,9 +226,7 @@ def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: DecodeState, keep
     ]
 
 
-def _masks(
-    state: DecodeState, window: int, X: int, S: int, keeps_all: bool
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+def _masks(state: DecodeState, window: int, X: int, S: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """For layers with this window (0: none) and caches of X and S columns: the newest tokens' column, prefix columns
     that hold a token, own columns that a row sees and, with a window, its prefix columns."""
     column, length_P = (state.step - 1) % S, state.prefix.length_P
@@ -250,8 +235,8 @@ def _masks(
     if not window:
         return column, jnp.arange(X)[None, :] < length_P[:, None], is_own_BS, None
     # A prefix of the window's size holds the last tokens of a prompt (cache.keep_windows), any other all of them.
-    is_cut = X == window and not keeps_all
-    position_PX = kv.window_positions(length_P, X) if is_cut else jnp.broadcast_to(jnp.arange(X), (len(length_P), X))
+    all_PX = jnp.broadcast_to(jnp.arange(X), (len(length_P), X))
+    position_PX = kv.window_positions(length_P, X) if X == window else all_PX
     is_prompt_PX = (position_PX >= 0) & (position_PX < length_P[:, None])
     samples = len(state.length_B) // len(length_P)
     newest_B = jnp.repeat(length_P, samples) + state.length_B - 1

@@ -4,6 +4,8 @@ Temperature, top-p and top-k are traced, so changing them compiles nothing. One 
 by the inverse cumulative distribution, far cheaper than Gumbel noise over the vocabulary.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,28 +100,42 @@ def sample_token(logits_BV: jax.Array, uniform_B: jax.Array, params: SamplingPar
 def sample_tokens(
     mesh: Mesh | None, logits_BV: jax.Array, uniform_B: jax.Array, sampling: SamplingParams
 ) -> tuple[jax.Array, jax.Array]:
-    """`sample_token` for rows on a mesh, split over the devices that share the weights, too. Each device has a part of
-    the vocabulary, and they exchange parts once: a sort or a sum over parts would gather all on every device."""
-    tensor = mesh.shape["tensor"] if mesh else 1
+    """`sample_token` for rows on a mesh, split over the devices that share the weights, too."""
+    if _tensor(mesh) == 1:
+        return sample_token(logits_BV, uniform_B, sampling)
+    V = logits_BV.shape[1]
+    sample_fn = jax.shard_map(
+        functools.partial(sample_on_shard, mesh, V), mesh=mesh, in_specs=(logits_spec(mesh, V), P("rows"), P()),
+        out_specs=(P("rows"), P("rows")), check_vma=False,
+    )
+    return sample_fn(logits_BV, uniform_B, sampling)
+
+
+def logits_spec(mesh: Mesh | None, vocab_size: int) -> P:
+    """Of logits [B, V]. Each device has a part of the vocabulary where it divides (sharding.layouts.fit_spec)."""
+    return P("rows", "tensor" if vocab_size % _tensor(mesh) == 0 else None)
+
+
+def sample_on_shard(
+    mesh: Mesh | None, vocab_size: int, logits_BV: jax.Array, uniform_B: jax.Array, sampling: SamplingParams
+) -> tuple[jax.Array, jax.Array]:
+    """`sample_token` inside of `jax.shard_map`. Devices with parts of the vocabulary exchange them once: a sort or a
+    sum over parts would gather all on every device."""
+    tensor, B = _tensor(mesh), len(uniform_B)
     if tensor == 1:
         return sample_token(logits_BV, uniform_B, sampling)
-    is_split = logits_BV.shape[1] % tensor == 0  # see sharding.layouts.fit_spec
+    share = -(-B // tensor)
+    first = lax.axis_index("tensor") * share
+    logits_BV, uniform_B = (
+        jnp.pad(x, ((0, tensor * share - B), *[(0, 0)] * (x.ndim - 1))) for x in (logits_BV, uniform_B)
+    )
+    if logits_spec(mesh, vocab_size)[1]:
+        own_BV = lax.all_to_all(logits_BV, "tensor", split_axis=0, concat_axis=1, tiled=True)
+    else:
+        own_BV = lax.dynamic_slice_in_dim(logits_BV, first, share)
+    own = sample_token(own_BV, lax.dynamic_slice_in_dim(uniform_B, first, share), sampling)
+    return jax.tree.map(lambda x_B: lax.all_gather(x_B, "tensor", tiled=True)[:B], own)
 
-    def sample(logits_BV: jax.Array, uniform_B: jax.Array, sampling: SamplingParams) -> tuple[jax.Array, jax.Array]:
-        B = len(uniform_B)
-        share = -(-B // tensor)
-        first = lax.axis_index("tensor") * share
-        logits_BV, uniform_B = (
-            jnp.pad(x, ((0, tensor * share - B), *[(0, 0)] * (x.ndim - 1))) for x in (logits_BV, uniform_B)
-        )
-        if is_split:
-            own_BV = lax.all_to_all(logits_BV, "tensor", split_axis=0, concat_axis=1, tiled=True)
-        else:
-            own_BV = lax.dynamic_slice_in_dim(logits_BV, first, share)
-        own = sample_token(own_BV, lax.dynamic_slice_in_dim(uniform_B, first, share), sampling)
-        return jax.tree.map(lambda x_B: lax.all_gather(x_B, "tensor", tiled=True)[:B], own)
 
-    in_specs = (P("rows", "tensor" if is_split else None), P("rows"), P())
-    out_specs = (P("rows"), P("rows"))
-    sample_fn = jax.shard_map(sample, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-    return sample_fn(logits_BV, uniform_B, sampling)
+def _tensor(mesh: Mesh | None) -> int:
+    return mesh.shape["tensor"] if mesh else 1

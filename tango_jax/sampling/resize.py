@@ -1,5 +1,5 @@
-"""Larger caches and fewer rows of a decode state. Caches are copied layer by layer: only one layer is in memory
-twice."""
+"""Larger caches and fewer rows of a decode state, in consecutive batches. Caches are copied layer by layer: only one
+layer is in memory twice."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ Layer = tuple[kv.Cached, ...]  # keys and values of a layer
 
 @dataclasses.dataclass(frozen=True)
 class ResizeFns:
-    grow_layer: Callable  # (cache bucket, suffix k and v, step) -> suffix k and v
+    grow_layer: Callable  # (cache bucket, suffix k and v) -> suffix k and v
     grow_rest: Callable  # (cache bucket, DecodeState without caches) -> the same
     compact_layer: Callable  # (prefix and suffix k and v, prompt_B, keep_B) -> the same
     compact_rest: Callable  # (DecodeState without caches, prompt_B, keep_B) -> the same
@@ -30,30 +30,16 @@ class ResizeFns:
         return dataclasses.replace(self, **{name: ahead(getattr(self, name)) for name in names})
 
 
-def make_resize_fns(
-    mesh: Mesh | None, has_slots: bool, key_axis: int = -1, windows: tuple[int, ...] | None = None
-) -> ResizeFns:
-    """`has_slots`: rows began at different steps, so the ring may have wrapped, and kept rows stay on their shard,
-    where `keep_B` counts them. `key_axis` is then -1 and `windows` None."""
+def make_resize_fns(mesh: Mesh | None, key_axis: int = -1, windows: tuple[int, ...] | None = None) -> ResizeFns:
     specs, heads = state_specs(), PartitionSpec("rows", "tensor")
-    rest_specs = _without_caches(specs)
-    compact_layer, compact_rest = _compact_layer, _compact_rest
-    grow_layer = _grow_ring if has_slots else functools.partial(_grow_layer, key_axis)
-    if mesh is not None and has_slots:
-        rows = PartitionSpec("rows")
-        compact_layer = jax.shard_map(
-            _compact_layer, mesh=mesh, in_specs=(heads, rows, rows), out_specs=heads, check_vma=False
-        )
-        compact_rest = jax.shard_map(
-            _compact_rest, mesh=mesh, in_specs=(rest_specs, rows, rows), out_specs=rest_specs, check_vma=False
-        )
     # Pinned, so that each function takes another's result without compiling again.
-    of_layer, of_rest = shardings_of(mesh, heads), shardings_of(mesh, rest_specs)
+    of_layer, of_rest = shardings_of(mesh, heads), shardings_of(mesh, _without_caches(specs))
+    grow_layer = functools.partial(_grow_layer, key_axis)
     return ResizeFns(
         grow_layer=jax.jit(grow_layer, static_argnums=0, out_shardings=of_layer),
-        grow_rest=jax.jit(_grow_ring_rest if has_slots else _grow_rest, static_argnums=0, out_shardings=of_rest),
-        compact_layer=jax.jit(compact_layer, out_shardings=of_layer),
-        compact_rest=jax.jit(compact_rest, out_shardings=of_rest),
+        grow_rest=jax.jit(_grow_rest, static_argnums=0, out_shardings=of_rest),
+        compact_layer=jax.jit(_compact_layer, out_shardings=of_layer),
+        compact_rest=jax.jit(_compact_rest, out_shardings=of_rest),
         windows=windows,
     )
 
@@ -65,7 +51,7 @@ def grow_cache(fns: ResizeFns, state: DecodeState, bucket: int) -> DecodeState:
     for index, window in enumerate(fns.windows or (0,) * len(layers)):
         length = kv.suffix_length(window, bucket)
         if layers[index][1].shape[-2] < length:
-            _replace_layer(layers, index, lambda layer, length=length: fns.grow_layer(length, layer, state.step))
+            replace_layer(layers, index, lambda layer, length=length: fns.grow_layer(length, layer))
     k, v = zip(*layers, strict=True)
     return rest.replace(prefix=state.prefix, suffix=kv.Suffix(k=k, v=v))
 
@@ -77,13 +63,13 @@ def compact_rows(fns: ResizeFns, state: DecodeState, keep_B: np.ndarray) -> Deco
     layers = list(zip(state.prefix.k, state.prefix.v, state.suffix.k, state.suffix.v, strict=True))
     rest = fns.compact_rest(_without_caches(state), prompt_B, keep_B)
     for index in range(len(layers)):
-        _replace_layer(layers, index, lambda layer: fns.compact_layer(layer, prompt_B, keep_B))
+        replace_layer(layers, index, lambda layer: fns.compact_layer(layer, prompt_B, keep_B))
     prefix_k, prefix_v, suffix_k, suffix_v = zip(*layers, strict=True)
     prefix = kv.Prefix(k=prefix_k, v=prefix_v, length_P=rest.prefix.length_P)
     return rest.replace(prefix=prefix, suffix=kv.Suffix(k=suffix_k, v=suffix_v))
 
 
-def _replace_layer(layers: list[Layer], index: int, layer_fn: Callable) -> None:
+def replace_layer(layers: list[Layer], index: int, layer_fn: Callable) -> None:
     layer = layers[index]
     # Waited for: calls are dispatched ahead of the device, and memory for all results would be taken at once.
     layers[index] = jax.block_until_ready(layer_fn(layer))
@@ -96,15 +82,8 @@ def _without_caches(state: DecodeState) -> DecodeState:
     return state.replace(prefix=kv.Prefix(k=(), v=(), length_P=state.prefix.length_P), suffix=kv.Suffix(k=(), v=()))
 
 
-def _grow_layer(key_axis: int, bucket: int, layer: Layer, step: jax.Array) -> Layer:
-    return kv.append_columns(bucket, *layer, key_axis)
-
-
-def _grow_ring(bucket: int, layer: Layer, step: jax.Array) -> Layer:
-    """Moves the next column to the ring's end before columns are appended."""
-    shift = layer[0].shape[-1] - step
-    layer = kv.map_columns(lambda x, axis: jnp.roll(x, shift, axis), *layer)
-    return kv.append_columns(bucket, *layer)
+def _grow_layer(key_axis: int, bucket: int, layer: Layer) -> Layer:
+    return kv.fit_columns(bucket, *layer, key_axis)
 
 
 def _grow_rest(bucket: int, rest: DecodeState) -> DecodeState:
@@ -113,11 +92,6 @@ def _grow_rest(bucket: int, rest: DecodeState) -> DecodeState:
         out_token_BS=jnp.pad(rest.out_token_BS, ((0, 0), (0, extra))),
         out_logp_BS=jnp.pad(rest.out_logp_BS, ((0, 0), (0, extra))),
     )
-
-
-def _grow_ring_rest(bucket: int, rest: DecodeState) -> DecodeState:
-    """`out` arrays do not move with the cache: what was sampled has been collected."""
-    return _grow_rest(bucket, rest).replace(step=jnp.full((), rest.out_token_BS.shape[1], jnp.int32))
 
 
 def _compact_layer(layer: Layer, prompt_B: jax.Array, keep_B: jax.Array) -> Layer:

@@ -17,7 +17,7 @@ from tango_jax.sampling import decode
 from tango_jax.sampling.batches import BatchDriver
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.continuous import ContinuousDriver
-from tango_jax.sampling.decode import StartedRows, shardings_of, state_specs
+from tango_jax.sampling.decode import shardings_of, state_specs
 from tango_jax.sampling.request import SampleRequest, check_request, with_row_arrays
 from tango_jax.sampling.resize import make_resize_fns
 from tango_jax.sampling.slots import make_slot_fns
@@ -69,25 +69,20 @@ def make_sampler(
         weight_shardings = decode_shardings(placement.decode, jax.eval_shape(split, params))
     config.check_cache_tokens()
     device = mesh.devices.flat[0] if placement else jax.local_devices()[0]
-    implementation = decode_attention_of(model_config, config.buckets, config.cache_tokens, device)
+    implementation = decode_attention_of(model_config, config.buckets, device)
     model_config = dataclasses.replace(model_config, decode_attention=implementation)
-    # Pinned, so that each function takes another's result without compiling again.
-    specs, max_new = state_specs(), config.cache_buckets[-1]
-    state_shardings = shardings_of(mesh, specs)
-    keeps_all = config.cache_tokens > 0
-    decode_fn = functools.partial(decode.decode, model_config, stop_ids, mesh=mesh, keeps_all=keeps_all)
-    decode_fn = jax.jit(decode_fn, donate_argnums=1, out_shardings=state_shardings)
+    max_new = config.cache_buckets[-1]
     if config.cache_tokens:
-        rows = specs.token_B
-        started = StartedRows(prefix=specs.prefix, token_B=rows, logp_B=rows, is_alive_B=rows)
-        start_fn = functools.partial(decode.start_rows, model_config, stop_ids, max_new, mesh)
-        prefill_fn = jax.jit(start_fn, out_shardings=shardings_of(mesh, started))
-        fns = (make_resize_fns(mesh, has_slots=True), make_slot_fns(model_config, max_new, mesh))
-        driver = ContinuousDriver(config, stop_ids, prefill_fn, decode_fn, *fns)
+        fns = make_slot_fns(model_config, stop_ids, config.prompt_buckets[-1], max_new, mesh)
+        driver = ContinuousDriver(config, stop_ids, fns)
     else:
+        # Pinned, so that each function takes another's result without compiling again.
+        state_shardings = shardings_of(mesh, state_specs())
+        decode_fn = functools.partial(decode.decode, model_config, stop_ids, mesh=mesh)
+        decode_fn = jax.jit(decode_fn, donate_argnums=1, out_shardings=state_shardings)
         first = functools.partial(decode.prefill, model_config, stop_ids, config.cache_buckets[0], max_new, mesh)
         prefill_fn = jax.jit(first, out_shardings=state_shardings)
         windows = tuple(kind.window for kind in model_config.layer_kinds)
-        resize_fns = make_resize_fns(mesh, False, kv.key_axis(model_config), windows)
+        resize_fns = make_resize_fns(mesh, kv.key_axis(model_config), windows)
         driver = BatchDriver(config, stop_ids, prefill_fn, decode_fn, resize_fns)
     return Sampler(config, placement, jax.jit(split, out_shardings=weight_shardings), driver)

@@ -1,13 +1,13 @@
 """Continuous batching: which rows run next and in what shape, within a budget of cached tokens.
 
 Pure functions on the host take a `Table` and return the next `Action` and table: `continuous.py` carries actions out,
-`replay` counts them. A batch has slots of S cached new tokens; slots x (prompt bucket + S) is at most `cache_tokens`.
-Each shard (a group of devices, of Z) has R slots. The shape runs the most rows, with the smallest such cache:
+`replay` counts them. A batch has slots of so many columns, for a row's prompt and its new tokens. Each shard (a group
+of devices, of Z) has R slots. Shapes are passed in the order of `SamplerConfig.shapes`:
 
-    - At first many rows run in the first cache bucket. Chunks of prompts are read, and refill slots as rows end.
-    - While enough rows wait, a row that fills the bucket leaves its slot; its cache is saved to host memory.
-    - Once more rows can run in the next bucket, the cache grows. The longest saved rows take free slots of any shard.
-    - When no row waits, the batch shrinks through the row buckets.
+    - At first many rows run in few columns. Chunks of prompts are read, and refill slots as rows end.
+    - While enough rows wait, a row that fills its slot leaves it; its cache is saved to host memory.
+    - Once more rows can run with more columns, slots grow. The longest saved rows take free slots of any shard.
+    - When no row waits, the batch shrinks.
 """
 
 import dataclasses
@@ -17,45 +17,40 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tango_jax.sampling.buckets import REFILL, SamplerConfig, bucket_of
+from tango_jax.sampling.buckets import REFILL, SamplerConfig, Shape
 
 NONE = -1  # a slot without a row, a place without a prompt
-# What a row is doing. Ready: its prompt has been read and its first token sampled, but it has no slot yet.
+# What a row is doing. Ready: its prompt has been read, but it has no slot yet.
 WAITING, READY, RUNNING, SAVED, DONE = range(5)
-
-
-class Shape(NamedTuple):
-    rows: int
-    cache: int  # new tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
     group_size: int  # M rows of each prompt; row b is one of prompt b // M
     shards: int  # Z
-    cache_buckets: tuple[int, ...]
-    row_buckets: tuple[tuple[int, ...], ...]  # allowed in each cache bucket
+    shapes: tuple[Shape, ...]
     chunk_prompts: int  # read at a time, a multiple of Z
 
 
-def limits_of(config: SamplerConfig, prompt_bucket: int, group_size: int) -> Limits:
-    return Limits(
-        group_size=group_size,
-        shards=config.row_multiple,
-        cache_buckets=config.cache_buckets,
-        row_buckets=tuple(config.rows_within(prompt_bucket, bucket) for bucket in config.cache_buckets),
-        chunk_prompts=config.prompts_per_chunk(prompt_bucket, group_size),
-    )
+def limits_of(config: SamplerConfig, group_size: int) -> Limits:
+    return Limits(group_size, config.row_multiple, config.shapes, config.prompts_per_chunk)
 
 
 class Table(NamedTuple):
     """Where every row stands (B rows, Z shards of R slots, Q prompts of a chunk on each shard)."""
 
+    prompt_B: np.ndarray  # tokens of the row's prompt
     shape: Shape | None  # None: nothing is on the device yet
     status_B: np.ndarray  # WAITING to DONE
-    length_B: np.ndarray  # new tokens so far
+    length_B: np.ndarray  # new tokens that have been collected
     row_ZR: np.ndarray  # the running row in each slot, or NONE
     prompt_ZQ: np.ndarray  # the prompts that were read last, which ready rows take their prefix from, or NONE
+
+    @property
+    def size_B(self) -> np.ndarray:
+        """Columns that a row needs for its next step: its newest token is not in the cache yet. With its slot, a row
+        has its first token."""
+        return self.prompt_B + np.maximum(1, self.length_B)
 
 
 class Seat(NamedTuple):
@@ -82,19 +77,19 @@ class Restore(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Reads a chunk of prompts and samples their rows' first tokens."""
+    """Reads a chunk of prompts."""
 
     prompt_ZQ: np.ndarray
 
 
 class Insert(NamedTuple):
-    """Puts ready rows into free slots."""
+    """Puts ready rows into free slots and samples their first tokens."""
 
     seats: tuple[Seat, ...]
 
 
 class Decode(NamedTuple):
-    """Samples until a row fills the cache bucket, or at most `min_alive` rows run."""
+    """Samples until a row fills its slot, or at most `min_alive` rows run."""
 
     min_alive: int
 
@@ -102,9 +97,16 @@ class Decode(NamedTuple):
 Action = Resize | Save | Restore | Read | Insert | Decode
 
 
-def new_table(limits: Limits, num_rows: int) -> Table:
-    empty = np.full((limits.shards, limits.chunk_prompts // limits.shards), NONE)
-    return Table(None, np.full(num_rows, WAITING), np.zeros(num_rows, int), np.full((limits.shards, 0), NONE), empty)
+def new_table(limits: Limits, prompt_lengths: Sequence[int]) -> Table:
+    prompt_B = np.repeat(np.asarray(prompt_lengths, int), limits.group_size)
+    return Table(
+        prompt_B=prompt_B,
+        shape=None,
+        status_B=np.full(len(prompt_B), WAITING),
+        length_B=np.zeros(len(prompt_B), int),
+        row_ZR=np.full((limits.shards, 0), NONE),
+        prompt_ZQ=np.full((limits.shards, limits.chunk_prompts // limits.shards), NONE),
+    )
 
 
 def next_action(limits: Limits, table: Table) -> Action | None:
@@ -117,7 +119,6 @@ def next_action(limits: Limits, table: Table) -> Action | None:
     if seats := _seats_to_save(limits, table, shape):
         return Save(seats)
     if shape != table.shape:
-        assert shape.rows <= table.shape.rows and shape.cache >= table.shape.cache, (table.shape, shape)
         return Resize(shape, _slots_to_keep(limits, table, shape))
     if seats := _seats_to_restore(table):
         return Restore(seats)
@@ -130,24 +131,24 @@ def next_action(limits: Limits, table: Table) -> Action | None:
 
 
 def best_shape(limits: Limits, table: Table) -> Shape:
-    length_B = np.maximum(1, table.length_B[table.status_B != DONE])  # reading a prompt gives its rows a token
-    present = table.shape.cache if table.shape else 0
-    rows = [
-        min(int((length_B < cache).sum()), buckets[-1]) if cache >= present else -1
-        for cache, buckets in zip(limits.cache_buckets, limits.row_buckets, strict=True)
-    ]
-    best = rows.index(max(rows))
-    return Shape(bucket_of(rows[best], limits.row_buckets[best]), limits.cache_buckets[best])
+    """Of those that are left: where most rows run, and of these the one with the fewest tokens."""
+    size_B = table.size_B[table.status_B != DONE]
+    return max(_shapes_left(limits, table),
+               key=lambda shape: (min(int((size_B <= shape.columns).sum()), shape.rows), -shape.tokens))
+
+
+def _shapes_left(limits: Limits, table: Table) -> tuple[Shape, ...]:
+    return limits.shapes[limits.shapes.index(table.shape) if table.shape else 0 :]
 
 
 def _seats_to_save(limits: Limits, table: Table, shape: Shape) -> tuple[Seat, ...]:
     seats = []
     for shard, row_R in enumerate(table.row_ZR):
         slots = np.flatnonzero(row_R != NONE)
-        length = table.length_B[row_R[slots]]
-        is_long = length >= shape.cache
+        size = table.size_B[row_R[slots]]
+        is_long = size > shape.columns
         # Of the others the shortest leave, because they are the cheapest to copy.
-        shortest_first = slots[~is_long][np.argsort(length[~is_long], kind="stable")]
+        shortest_first = slots[~is_long][np.argsort(size[~is_long], kind="stable")]
         too_many = max(0, len(shortest_first) - shape.rows // limits.shards)
         seats += [Seat(int(row_R[s]), shard, int(s)) for s in (*slots[is_long], *shortest_first[:too_many])]
     return tuple(seats)
@@ -167,8 +168,8 @@ def _free_slots(table: Table) -> list[list[tuple[int, int]]]:
 
 def _seats_to_restore(table: Table) -> tuple[Seat, ...]:
     """The longest first, spread over the shards."""
-    rows = np.flatnonzero((table.status_B == SAVED) & (table.length_B < table.shape.cache))
-    rows = rows[np.argsort(-table.length_B[rows], kind="stable")]
+    rows = np.flatnonzero((table.status_B == SAVED) & (table.size_B <= table.shape.columns))
+    rows = rows[np.argsort(-table.size_B[rows], kind="stable")]
     free = [place for places in itertools.zip_longest(*_free_slots(table)) for place in places if place]
     return tuple(Seat(int(row), *place) for row, place in zip(rows, free, strict=False))
 
@@ -193,8 +194,9 @@ def _prompts_to_read(limits: Limits, table: Table) -> np.ndarray | None:
     needing = [
         shard for shard, free in enumerate(_free_slots(table)) if free and not len(_ready_rows(limits, table, shard))
     ]
-    prompts = np.flatnonzero(table.status_B[:: limits.group_size] == WAITING)
-    if not len(prompts):  # in the end, rows that are ready on a full shard may as well run on another
+    is_open_P = (table.status_B == WAITING)[:: limits.group_size]
+    prompts = np.flatnonzero(is_open_P & (table.size_B <= table.shape.columns)[:: limits.group_size])
+    if not is_open_P.any():  # in the end, rows that are ready on a full shard may as well run on another
         prompts = np.unique(np.flatnonzero(table.status_B == READY) // limits.group_size)
     if not len(prompts) or not needing:
         return None
@@ -207,15 +209,17 @@ def _prompts_to_read(limits: Limits, table: Table) -> np.ndarray | None:
 
 
 def _min_alive(limits: Limits, table: Table) -> int:
-    alive, level = int((table.row_ZR != NONE).sum()), limits.cache_buckets.index(table.shape.cache)
-    is_saved_B = table.status_B == SAVED
-    is_left = np.isin(table.status_B, (WAITING, READY)) | (is_saved_B & (table.length_B < table.shape.cache))
-    if is_left.any():
-        enough = table.shape.rows - max(1, table.shape.rows // REFILL)
+    alive, shape = int((table.row_ZR != NONE).sum()), table.shape
+    fits_B, is_saved_B = table.size_B <= shape.columns, table.status_B == SAVED
+    if (fits_B & (is_saved_B | np.isin(table.status_B, (WAITING, READY)))).any():
+        enough = shape.rows - max(1, shape.rows // REFILL)
     else:
-        enough = max((rows for rows in limits.row_buckets[level] if rows < table.shape.rows), default=0)
-        if is_saved_B.any():  # rows that wait for a larger cache: it pays once more of them run there
-            enough = max(enough, limits.row_buckets[level + 1][-1] - 1)
+        later = _shapes_left(limits, table)[1:]
+        enough = max((other.rows for other in later if other.tokens < shape.tokens), default=0)
+        # Rows that wait for more columns: to change pays once more rows run there.
+        waiting = table.size_B[~fits_B & np.isin(table.status_B, (WAITING, SAVED))]
+        if len(waiting):
+            enough = max(enough, next(other.rows for other in later if other.columns >= waiting.min()) - 1)
     return max(0, min(enough, alive - 1))
 
 
@@ -234,11 +238,8 @@ def apply(limits: Limits, table: Table, action: Action) -> Table:
             for row, shard, slot in seats:
                 row_ZR[shard, slot], status_B[row] = row, RUNNING
         case Read(prompt_ZQ):
-            rows = new_rows(limits, table, prompt_ZQ)
-            status_B[rows] = READY
-            length_B = table.length_B.copy()
-            length_B[rows] = 1
-            return table._replace(status_B=status_B, length_B=length_B, prompt_ZQ=prompt_ZQ)
+            status_B[new_rows(limits, table, prompt_ZQ)] = READY
+            return table._replace(status_B=status_B, prompt_ZQ=prompt_ZQ)
     return table._replace(status_B=status_B, row_ZR=row_ZR)
 
 
@@ -264,13 +265,13 @@ class Replay(NamedTuple):
     segments: tuple[Segment, ...]  # in order
     chunks: tuple[int, ...]  # of prompts that were read, each by the first that it has
     saved: int  # how often a row was copied to host memory
-    row_steps: int  # rows x steps; a chunk counts as a step of its rows
+    row_steps: int  # rows x steps, and a step for each row that entered
     decode_steps: int  # chunks included
 
 
-def replay(limits: Limits, length_B: Sequence[int]) -> Replay:
+def replay(limits: Limits, prompt_lengths: Sequence[int], length_B: Sequence[int]) -> Replay:
     """The schedule of rows that end at these lengths, each from 1 to the last cache bucket."""
-    length_B, table = np.asarray(length_B), new_table(limits, len(length_B))
+    length_B, table = np.asarray(length_B), new_table(limits, prompt_lengths)
     segments, chunks, saved = [], [], 0
     while (action := next_action(limits, table)) is not None:
         table = apply(limits, table, action)
@@ -279,17 +280,19 @@ def replay(limits: Limits, length_B: Sequence[int]) -> Replay:
                 saved += len(seats)
             case Read(prompt_ZQ):
                 chunks.append(int(prompt_ZQ[prompt_ZQ != NONE].min()))
-                table = advance(table, table.length_B, (table.status_B == DONE) | (table.length_B == length_B))
             case Decode(min_alive):
                 rows = table.row_ZR[table.row_ZR != NONE]
-                left = np.sort(length_B[rows] - table.length_B[rows])[::-1]
-                until_full = table.shape.cache - table.length_B[rows[length_B[rows] > table.shape.cache]]
-                steps = min(int(left[min_alive]), int(until_full.min(initial=left[0])))
-                segments.append(Segment(table.shape, steps))
+                has = np.maximum(1, table.length_B[rows])
+                left = length_B[rows] - has
+                until_full = table.shape.columns + 1 - table.size_B[rows]
+                until_full = until_full[left > until_full].min(initial=left.max())
+                # No step where so many rows have ended with their first token that few enough run.
+                steps = int(min(np.sort(left)[::-1][min_alive], until_full))
+                if steps:
+                    segments.append(Segment(table.shape, steps))
                 reached_B = table.length_B.copy()
-                reached_B[rows] = np.minimum(reached_B[rows] + steps, length_B[rows])
+                reached_B[rows] = np.minimum(has + steps, length_B[rows])
                 table = advance(table, reached_B, (table.status_B == DONE) | (reached_B == length_B))
     steps = sum(segment.steps for segment in segments)
-    row_steps = sum(segment.shape.rows * segment.steps for segment in segments)
-    chunk_rows = limits.chunk_prompts * limits.group_size
-    return Replay(tuple(segments), tuple(chunks), saved, row_steps + len(chunks) * chunk_rows, steps + len(chunks))
+    row_steps = sum(segment.shape.rows * segment.steps for segment in segments) + len(length_B)
+    return Replay(tuple(segments), tuple(chunks), saved, row_steps, steps + len(chunks))

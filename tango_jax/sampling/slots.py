@@ -1,10 +1,13 @@
-"""The jitted functions of continuous batching that run no model: rows enter and leave a decode state.
+"""The jitted functions of continuous batching: rows enter and leave a state of slots, in which each stands at its own
+position.
 
-A slot is a row of the state, numbered on its shard; a number beyond them stands for no row. No shard reads another's
-caches.
+A slot is a row of the state, numbered on its shard; a number beyond them stands for no row. Its columns are positions:
+first the prompt, then the new tokens. No shard reads another's caches. Every shape of a state has one program of each
+kind, whatever the group size and the lengths of prompts.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -15,9 +18,43 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from tango_jax.models import cache as kv
+from tango_jax.models import decode_layers, transformer
+from tango_jax.models.attention import AttendFn
+from tango_jax.models.decode_attention import make_part_attention
+from tango_jax.models.int8 import in_this_step
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime.ahead import CompileAhead
-from tango_jax.sampling.decode import DecodeState, StartedRows, row_uniforms, shardings_of, state_specs
+from tango_jax.sampling.buckets import Shape
+from tango_jax.sampling.decode import goes_on, read_prompts, row_uniforms, shardings_of
+from tango_jax.sampling.logits import SamplingParams, logits_spec, sample_on_shard, sample_tokens
+
+ENTERING = 4  # rows of a shard that enter in one call
+
+
+@struct.dataclass
+class SlotState:
+    """B rows; C columns; T the most new tokens."""
+
+    k: tuple  # L x [B, K, E, C], or [B, K, C, E] for a kernel
+    v: tuple  # L x [B, K, C, E]
+    token_B: jax.Array  # int32, the newest token, which is not in the cache yet
+    is_alive_B: jax.Array  # bool, still generating
+    limit_B: jax.Array  # int32, new tokens allowed
+    length_B: jax.Array  # int32, new tokens so far; stands still once the row has ended
+    prompt_length_B: jax.Array  # int32
+    steps: jax.Array  # int32[], decode steps of the last loop
+    uniform_BT: jax.Array  # float32, one random number per row and new token
+    out_token_BT: jax.Array  # int32, new tokens, EOS included
+    out_logp_BT: jax.Array  # float32, their log-probs under the sampling distribution; NaN: logits were not finite
+
+
+@struct.dataclass
+class ReadPrompts:
+    """P prompts: keys and values, as wide as the longest prompt allowed, and the logits of their first new tokens."""
+
+    k: tuple
+    v: tuple
+    logits_PV: jax.Array
 
 
 @struct.dataclass
@@ -33,82 +70,118 @@ class NewRows:
 
 @struct.dataclass
 class RowCache:
-    """One row of each shard: its prompt's keys and values, and its new tokens' from column 0 on."""
+    """One row of each shard."""
 
-    prefix_k: kv.Cached  # [L, Z, K, E, prompt bucket]
-    prefix_v: kv.Cached  # [L, Z, K, prompt bucket, E]
-    suffix_k: kv.Cached  # [L, Z, K, E, cache bucket]
-    suffix_v: kv.Cached  # [L, Z, K, cache bucket, E]
+    k: kv.Cached  # [L, Z, K, E, C] or, for a kernel, [L, Z, K, C, E]
+    v: kv.Cached  # [L, Z, K, C, E]
 
 
 @dataclasses.dataclass(frozen=True)
 class SlotFns:
-    make_empty: Callable  # (rows, prompt bucket, cache bucket) -> DecodeState
-    insert: Callable  # (DecodeState, StartedRows, NewRows) -> DecodeState; the state is donated
-    save: Callable  # (DecodeState, slot_Z) -> (is_alive_B, RowCache)
-    restore: Callable  # (DecodeState, RowCache, NewRows) -> DecodeState; the state is donated
-    widen: Callable  # (cache bucket, RowCache) -> RowCache
+    make_empty: Callable  # (Shape) -> SlotState
+    read: Callable  # (weights, token_PX, length_P) -> ReadPrompts
+    insert: Callable  # (SlotState, ReadPrompts, place_B, NewRows, SamplingParams) -> SlotState; the state is donated
+    save: Callable  # (SlotState, slot_Z) -> (is_alive_B, RowCache)
+    restore: Callable  # (SlotState, RowCache, NewRows) -> SlotState; the state is donated
+    decode: Callable  # (weights, SlotState, SamplingParams, min_alive) -> SlotState; the state is donated
+    resize_layer: Callable  # (columns, k and v of a layer, keep_B) -> k and v
+    resize_rest: Callable  # (SlotState without caches, keep_B) -> the same
     cache_sharding: jax.sharding.Sharding | None  # of a RowCache
 
     def compile_ahead(self, ahead: CompileAhead) -> "SlotFns":
-        fns = {name: ahead(getattr(self, name)) for name in ("make_empty", "insert", "save", "restore", "widen")}
-        return dataclasses.replace(self, **fns)
+        names = [field.name for field in dataclasses.fields(self) if field.name != "cache_sharding"]
+        return dataclasses.replace(self, **{name: ahead(getattr(self, name)) for name in names})
 
 
-def make_slot_fns(config: ModelConfig, max_new: int, mesh: Mesh | None) -> SlotFns:
-    state, of_cache, rows = state_specs(), PartitionSpec(None, "rows", "tensor"), PartitionSpec("rows")
-    new_rows = NewRows(**{field.name: rows for field in dataclasses.fields(NewRows)} | {"key_data": PartitionSpec()})
-    started = StartedRows(prefix=state.prefix, token_B=rows, logp_B=rows, is_alive_B=rows)
+def slot_specs() -> SlotState:
+    """Rows over devices, heads over tensor groups of `sharding.DECODE_AXES`."""
+    rows, heads = PartitionSpec("rows"), PartitionSpec("rows", "tensor")
+    arrays = {field.name: rows for field in dataclasses.fields(SlotState)}
+    return SlotState(**arrays | {"k": heads, "v": heads, "steps": PartitionSpec()})
+
+
+def make_slot_fns(
+    config: ModelConfig, stop_ids: tuple[int, ...], max_prompt: int, max_new: int, mesh: Mesh | None
+) -> SlotFns:
+    state, rows, heads = slot_specs(), PartitionSpec("rows"), PartitionSpec("rows", "tensor")
+    of_cache, everywhere = PartitionSpec(None, "rows", "tensor"), PartitionSpec()
+    new_rows = NewRows(**{field.name: rows for field in dataclasses.fields(NewRows)} | {"key_data": everywhere})
+    read = ReadPrompts(k=heads, v=heads, logits_PV=logits_spec(mesh, config.vocab_size))
+    rest = without_caches(state)
 
     def jit(fn: Callable, in_specs: tuple, out_specs: object, **settings: object) -> Callable:
         if mesh is not None:
             fn = jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        # Pinned, so that each function takes another's result without compiling again.
         return jax.jit(fn, out_shardings=shardings_of(mesh, out_specs), **settings)
 
-    def insert(state: DecodeState, started: StartedRows, new: NewRows) -> DecodeState:
-        return _insert(max_new, state, started, new)
+    def resize_layer(columns: int, layer: tuple, keep_B: jax.Array) -> tuple:
+        resize_fn = functools.partial(_resize_layer, kv.key_axis(config), columns)
+        if mesh is not None:
+            resize_fn = jax.shard_map(resize_fn, mesh=mesh, in_specs=(heads, rows), out_specs=heads, check_vma=False)
+        return resize_fn(layer, keep_B)
 
-    def restore(state: DecodeState, cache: RowCache, new: NewRows) -> DecodeState:
-        return _restore(max_new, state, cache, new)
-
+    of_logits = functools.partial(sample_on_shard, mesh, config.vocab_size)
+    insert = functools.partial(_insert, config, stop_ids, max_new, of_logits)
     return SlotFns(
         make_empty=jax.jit(
-            lambda *sizes: empty_state(config, max_new, *sizes),
-            static_argnums=(0, 1, 2),
+            functools.partial(empty_slots, config, max_new), static_argnums=0, out_shardings=shardings_of(mesh, state)
+        ),
+        read=jax.jit(functools.partial(_read, config, max_prompt, mesh), out_shardings=shardings_of(mesh, read)),
+        insert=jit(insert, (state, read, rows, new_rows, everywhere), state, donate_argnums=0),
+        save=jit(_save, (state, rows), (rows, of_cache)),
+        restore=jit(functools.partial(_restore, max_new), (state, of_cache, new_rows), state, donate_argnums=0),
+        decode=jax.jit(
+            functools.partial(decode_slots, config, stop_ids, mesh), donate_argnums=1,
             out_shardings=shardings_of(mesh, state),
         ),
-        insert=jit(insert, (state, started, new_rows), state, donate_argnums=0),
-        save=jit(_save, (state, rows), (rows, of_cache)),
-        restore=jit(restore, (state, of_cache, new_rows), state, donate_argnums=0),
-        widen=jax.jit(_widen, static_argnums=0, out_shardings=shardings_of(mesh, of_cache)),
+        resize_layer=jax.jit(resize_layer, static_argnums=0, out_shardings=shardings_of(mesh, heads)),
+        resize_rest=jit(_resize_rest, (rest, rows), rest),
         cache_sharding=shardings_of(mesh, of_cache),
     )
 
 
-def empty_state(config: ModelConfig, max_new: int, rows: int, prompt_bucket: int, cache_bucket: int) -> DecodeState:
-    prefix = kv.init_suffix(config, rows, prompt_bucket)
-    return DecodeState(
-        prefix=kv.Prefix(k=prefix.k, v=prefix.v, length_P=jnp.ones((rows,), jnp.int32)),
-        suffix=kv.init_suffix(config, rows, cache_bucket),
-        step=jnp.ones((), jnp.int32),
-        token_B=jnp.zeros((rows,), jnp.int32),
+def without_caches(state: SlotState) -> SlotState:
+    return state.replace(k=(), v=())
+
+
+def empty_slots(config: ModelConfig, max_new: int, shape: Shape) -> SlotState:
+    rows, columns = shape
+    cache = kv.init_suffix(config, rows, columns)
+    ints = jnp.zeros((rows,), jnp.int32)
+    return SlotState(
+        k=cache.k,
+        v=cache.v,
+        token_B=ints,
         is_alive_B=jnp.zeros((rows,), bool),
-        limit_B=jnp.zeros((rows,), jnp.int32),
-        length_B=jnp.zeros((rows,), jnp.int32),
+        limit_B=ints,
+        length_B=ints,
+        prompt_length_B=ints,
+        steps=jnp.zeros((), jnp.int32),
         uniform_BT=jnp.zeros((rows, max_new), jnp.float32),
-        out_token_BS=jnp.zeros((rows, cache_bucket), jnp.int32),
-        out_logp_BS=jnp.zeros((rows, cache_bucket), jnp.float32),
+        out_token_BT=jnp.zeros((rows, max_new), jnp.int32),
+        out_logp_BT=jnp.zeros((rows, max_new), jnp.float32),
     )
+
+
+def _read(
+    config: ModelConfig, max_prompt: int, mesh: Mesh | None, weights: dict, token_PX: jax.Array, length_P: jax.Array
+) -> ReadPrompts:
+    prefix, logits_PV = read_prompts(config, mesh, weights, token_PX, length_P)
+    widened = [kv.fit_columns(max_prompt, *layer, kv.key_axis(config))
+               for layer in zip(prefix.k, prefix.v, strict=True)]
+    k, v = zip(*widened, strict=True)
+    return ReadPrompts(k=k, v=v, logits_PV=logits_PV)
 
 
 def _put(target: jax.Array, slot_B: jax.Array, rows: jax.Array | float) -> jax.Array:
     return target.at[slot_B].set(rows, mode="drop")
 
 
-def _put_rows(max_new: int, state: DecodeState, new: NewRows) -> DecodeState:
+def _put_rows(max_new: int, state: SlotState, new: NewRows) -> SlotState:
     """Everything but the caches. Random numbers depend on key and row alone, and are drawn again."""
     return state.replace(
-        prefix=state.prefix.replace(length_P=_put(state.prefix.length_P, new.slot_B, new.prompt_length_B)),
+        prompt_length_B=_put(state.prompt_length_B, new.slot_B, new.prompt_length_B),
         token_B=_put(state.token_B, new.slot_B, new.token_B),
         is_alive_B=_put(state.is_alive_B, new.slot_B, True),
         limit_B=_put(state.limit_B, new.slot_B, new.limit_B),
@@ -117,67 +190,128 @@ def _put_rows(max_new: int, state: DecodeState, new: NewRows) -> DecodeState:
     )
 
 
-def _insert(max_new: int, state: DecodeState, started: StartedRows, new: NewRows) -> DecodeState:
-    state = _put_rows(max_new, state, new)
-    P, B, width = started.prefix.length_P.shape[0], new.slot_B.shape[0], state.prefix.v[0].shape[-2]
-    widened = [kv.append_columns(width, *layer) for layer in zip(started.prefix.k, started.prefix.v, strict=True)]
-    k, v = zip(*widened, strict=True)
+def _insert(
+    config: ModelConfig, stop_ids: tuple[int, ...], max_new: int, sample_fn: Callable,
+    state: SlotState, read: ReadPrompts, place_B: jax.Array, new: NewRows, sampling: SamplingParams,
+) -> SlotState:
+    """Rows of the prompts `place_B` of those that were read, with their first tokens."""
+    columns = state.v[0].shape[-2]
 
     def put_prompts(targets: tuple, prompts: tuple) -> tuple:
-        return jax.tree.map(
-            lambda target, x: _put(target, new.slot_B, jnp.repeat(x, B // P, axis=0)), targets, prompts
-        )
+        return tuple(jax.tree.map(lambda target, x: _put(target, new.slot_B, x[place_B]), *pair)
+                     for pair in zip(targets, prompts, strict=True))
 
-    def clear(targets: tuple) -> tuple:
-        return jax.tree.map(lambda target: _put(target, new.slot_B, 0), targets)
+    # All columns are written. A masked one has weight 0 in attention, but 0 x NaN is NaN: a row whose logits were not
+    # finite must leave nothing.
+    fitted = [kv.fit_columns(columns, *layer, kv.key_axis(config)) for layer in zip(read.k, read.v, strict=True)]
+    k, v = zip(*fitted, strict=True)
+    state = _put_rows(max_new, state, new).replace(k=put_prompts(state.k, k), v=put_prompts(state.v, v))
+    uniform_B = row_uniforms(new.key_data, new.number_B, max_new)[:, 0]
+    token_B, logp_B = sample_fn(read.logits_PV[place_B], uniform_B, sampling)
+    is_alive_B = goes_on(token_B, logp_B, jnp.ones_like(token_B), new.limit_B, stop_ids)
+    return state.replace(
+        token_B=_put(state.token_B, new.slot_B, token_B),
+        is_alive_B=_put(state.is_alive_B, new.slot_B, is_alive_B),
+        length_B=_put(state.length_B, new.slot_B, 1),
+        out_token_BT=state.out_token_BT.at[new.slot_B, 0].set(token_B, mode="drop"),
+        out_logp_BT=state.out_logp_BT.at[new.slot_B, 0].set(logp_B, mode="drop"),
+    )
 
-    prefix = state.prefix.replace(k=put_prompts(state.prefix.k, k), v=put_prompts(state.prefix.v, v))
-    # A masked column has weight 0 in attention, but 0 x NaN is NaN: a row whose logits were not finite leaves nothing.
-    return state.replace(prefix=prefix, suffix=kv.Suffix(k=clear(state.suffix.k), v=clear(state.suffix.v)))
 
-
-def _first_column(state: DecodeState, length: jax.Array) -> jax.Array:
-    """The column of a row's first new token. The newest is not in the cache yet."""
-    return (state.step - length) % state.out_token_BS.shape[1]
-
-
-def _save(state: DecodeState, slot_1: jax.Array) -> tuple[jax.Array, RowCache]:
+def _save(state: SlotState, slot_1: jax.Array) -> tuple[jax.Array, RowCache]:
     """One row's caches, and which rows are alive without it."""
     slot = jnp.minimum(slot_1[0], state.length_B.shape[0] - 1)
-    first = _first_column(state, state.length_B[slot])
 
-    def rows_of(layers: tuple) -> kv.Cached:
+    def row_of(layers: tuple) -> kv.Cached:
         return jax.tree.map(lambda *xs: jnp.stack([lax.dynamic_slice_in_dim(x, slot, 1) for x in xs]), *layers)
 
-    suffix_k, suffix_v = kv.map_columns(
-        lambda x, axis: jnp.roll(x, -first, axis), rows_of(state.suffix.k), rows_of(state.suffix.v)
-    )
-    cache = RowCache(rows_of(state.prefix.k), rows_of(state.prefix.v), suffix_k, suffix_v)
-    return _put(state.is_alive_B, slot_1, False), cache
+    return _put(state.is_alive_B, slot_1, False), RowCache(row_of(state.k), row_of(state.v))
 
 
-def _restore(max_new: int, state: DecodeState, cache: RowCache, new: NewRows) -> DecodeState:
-    """The row's new tokens go into the columns before the next one."""
-    state = _put_rows(max_new, state, new)
-    first = _first_column(state, new.length_B[0])
-
+def _restore(max_new: int, state: SlotState, cache: RowCache, new: NewRows) -> SlotState:
     def put_layers(targets: tuple, layers: kv.Cached) -> tuple:
         return tuple(
             jax.tree.map(lambda x, stacked, i=index: _put(x, new.slot_B, stacked[i]), target, layers)
             for index, target in enumerate(targets)
         )
 
-    suffix_k, suffix_v = kv.map_columns(lambda x, axis: jnp.roll(x, first, axis), cache.suffix_k, cache.suffix_v)
-    prefix = state.prefix.replace(
-        k=put_layers(state.prefix.k, cache.prefix_k), v=put_layers(state.prefix.v, cache.prefix_v)
-    )
-    suffix = kv.Suffix(
-        k=put_layers(state.suffix.k, suffix_k),
-        v=put_layers(state.suffix.v, suffix_v),
-    )
-    return state.replace(prefix=prefix, suffix=suffix)
+    state = _put_rows(max_new, state, new)
+    return state.replace(k=put_layers(state.k, cache.k), v=put_layers(state.v, cache.v))
 
 
-def _widen(bucket: int, cache: RowCache) -> RowCache:
-    suffix_k, suffix_v = kv.append_columns(bucket, cache.suffix_k, cache.suffix_v)
-    return cache.replace(suffix_k=suffix_k, suffix_v=suffix_v)
+def _resize_layer(key_axis: int, columns: int, layer: tuple, keep_B: jax.Array) -> tuple:
+    kept = jax.tree.map(lambda x: jnp.take(x, keep_B, axis=0), layer)
+    return kv.fit_columns(columns, *kept, key_axis)
+
+
+def _resize_rest(rest: SlotState, keep_B: jax.Array) -> SlotState:
+    kept = {field.name: getattr(rest, field.name)[keep_B] for field in dataclasses.fields(rest)
+            if field.name not in ("k", "v", "steps")}
+    return rest.replace(**kept)
+
+
+def decode_slots(
+    config: ModelConfig,
+    stop_ids: tuple[int, ...],
+    mesh: Mesh | None,
+    weights: dict,
+    state: SlotState,
+    sampling: SamplingParams,
+    min_alive: jax.Array,
+) -> SlotState:
+    """Samples until a row has filled its slot, or at most `min_alive` (int32[]) rows are alive."""
+    B, columns = len(state.token_B), state.v[0].shape[-2]
+
+    def is_unfinished(state: SlotState) -> jax.Array:
+        # One sum over the devices for both conditions: a row without room outweighs all others.
+        vote_B = jnp.where(state.prompt_length_B + state.length_B <= columns, 1, -B)
+        return jnp.sum(jnp.where(state.is_alive_B, vote_B, 0)) > min_alive
+
+    def body(state: SlotState) -> SlotState:
+        # Of the newest token. What ended rows write is not read.
+        position_B = jnp.minimum(state.prompt_length_B + state.length_B - 1, columns - 1)
+        rope = transformer.rope_tables(config, position_B[:, None])
+        x_B1D, layers = transformer.embed_tokens(config, weights, state.token_B[:, None]), weights["layers"]
+        if config.sample_weight_dtype:
+            layers, x_B1D = in_this_step(layers, x_B1D)
+        attend_fns = _attend_fns(config, mesh, state, position_B)
+        x_B1D, caches = decode_layers.apply_split_layers(config, layers, x_B1D, rope, attend_fns)
+        logits_BV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], x_B1D)[:, 0]
+        # Clipped for rows that ended at their last number; what they draw is dropped.
+        uniform_B = jnp.take_along_axis(state.uniform_BT, state.length_B[:, None], axis=1, mode="clip")[:, 0]
+        token_B, logp_B = sample_tokens(mesh, logits_BV, uniform_B, sampling)
+        is_alive_B, place_B = state.is_alive_B, jnp.where(state.is_alive_B, state.length_B, state.uniform_BT.shape[1])
+        length_B = state.length_B + is_alive_B
+        return state.replace(
+            k=tuple(k for k, _ in caches),
+            v=tuple(v for _, v in caches),
+            token_B=token_B,
+            length_B=length_B,
+            is_alive_B=is_alive_B & goes_on(token_B, logp_B, length_B, state.limit_B, stop_ids),
+            steps=state.steps + 1,
+            out_token_BT=_put_numbers(state.out_token_BT, place_B, token_B),
+            out_logp_BT=_put_numbers(state.out_logp_BT, place_B, logp_B),
+        )
+
+    # Not a scan: most rows end long before the limit, and with the last one the loop ends.
+    return lax.while_loop(is_unfinished, body, state.replace(steps=jnp.zeros((), jnp.int32)))
+
+
+def _put_numbers(target_BT: jax.Array, place_B: jax.Array, number_B: jax.Array) -> jax.Array:
+    """One in each row, which stays on its device; none beyond the last place."""
+    return jax.vmap(lambda row_T, place, number: row_T.at[place].set(number, mode="drop"))(
+        target_BT, place_B, number_B
+    )
+
+
+def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: SlotState, position_B: jax.Array) -> list[AttendFn]:
+    layers = list(zip(state.k, state.v, strict=True))
+    if config.decode_attention != "xla":
+        # Ended rows need nothing; a kernel wants one column at least.
+        length_B = jnp.where(state.is_alive_B, position_B + 1, 1)
+        part_fn = make_part_attention(config.decode_attention, mesh)
+        return [kv.make_slot_attention(k, v, position_B, part_fn=part_fn, length_B=length_B) for k, v in layers]
+    age_BC = position_B[:, None] - jnp.arange(state.v[0].shape[-2])[None, :]
+    is_seen = {window: (age_BC >= 0) & (age_BC < window) if window else age_BC >= 0 for window in set(config.windows)}
+    return [kv.make_slot_attention(k, v, position_B, is_seen[kind.window])
+            for kind, (k, v) in zip(config.layer_kinds, layers, strict=True)]

@@ -14,12 +14,13 @@ from support.tiny_sampler import MODEL, STOP_IDS, assert_same, random_params
 from tango_jax.config import default_config
 from tango_jax.runtime.rng import step_key
 from tango_jax.runtime.timers import CompileCounter
-from tango_jax.sampling import resize
-from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling import continuous, resize
+from tango_jax.sampling.buckets import SamplerConfig, Shape
+from tango_jax.sampling.decode import empty_state
 from tango_jax.sampling.resize import compact_rows, grow_cache, make_resize_fns
 from tango_jax.sampling.sampler import Sampler, SampleRequest, make_sampler
 from tango_jax.sampling.schedule import limits_of, replay
-from tango_jax.sampling.slots import empty_state
+from tango_jax.sampling.slots import empty_slots, make_slot_fns
 from tango_jax.sharding.placement import make_placement
 
 LIMIT = 16
@@ -63,16 +64,16 @@ def check(setup, config, request):
     sampler = with_config(setup.continuous, config)
     result, expected = sampler.sample(setup.weights, request), setup.plain.sample(setup.weights, request)
     assert_same(result, expected)
-    limits = limits_of(config, config.prompt_bucket(max(map(len, request.prompts))), request.group_size)
-    done = replay(limits, lengths_as_read(request, result))
+    done = replay(limits_of(config, request.group_size), *lengths_as_read(request, result))
     assert (result.decode_steps, result.row_steps) == (done.decode_steps, done.row_steps)
     return done
 
 
 def lengths_as_read(request, result):
-    """How long the responses are, those to the longest prompt first."""
+    """How long the prompts are, the longest first, and their responses."""
     order = sorted(range(len(request.prompts)), key=lambda p: -len(request.prompts[p]))
-    return [len(result.tokens[p * request.group_size + m]) for p in order for m in range(request.group_size)]
+    lengths = [len(result.tokens[p * request.group_size + m]) for p in order for m in range(request.group_size)]
+    return [len(request.prompts[p]) for p in order], lengths
 
 
 def some_prompts(count):
@@ -84,10 +85,9 @@ def test_rows_wait_and_go_on_where_they_were(setup):
     request = SampleRequest(some_prompts(9), 3, step_key(3, "test"), TEMPERATURE, ended_fn=ended.append)
     done = check(setup, BUCKETS, request)
     assert len(set(ended)) > 9 and ended[-1] == 27  # how many rows have ended, after each decode loop
-    assert done.saved > 5 and len(done.chunks) == 9
-    assert {(shape.rows, shape.cache) for shape, _ in done.segments} >= {(8, 3), (4, 7), (2, 16)}
-    # The first row bucket has room at last: rows beyond it wait until then.
-    assert done.segments[-1].shape.cache == LIMIT
+    assert done.saved > 5 and len(done.chunks) == 5  # of two prompts
+    assert BUCKETS.shapes == ((8, 5), (8, 11), (2, 24))
+    assert {shape for shape, _ in done.segments} == set(BUCKETS.shapes)
 
 
 @settings(deadline=None, max_examples=25, derandomize=True)
@@ -113,20 +113,19 @@ def test_no_budget_changes_a_token(
     done = check(setup, config, SampleRequest(
         some_prompts(prompts), group_size, step_key(seed, "test"), temperature, max_new=limits, row_numbers=numbers
     ))
-    shapes = [segment.shape for segment in done.segments]
-    assert all(shape.rows in row_buckets and shape.cache in cache_buckets for shape in shapes)
-    assert sorted(shape.cache for shape in shapes) == [shape.cache for shape in shapes]  # the cache never shrinks
+    passed = [config.shapes.index(segment.shape) for segment in done.segments]
+    assert passed == sorted(passed)  # slots never shrink, and rows never become more
 
 
 def test_a_chunk_of_prompts_is_as_wide_as_its_longest(setup):
-    """One long prompt widens the cache of all rows, but short prompts are read in their own bucket."""
-    widths = []
+    """Short prompts are read in a bucket of their own."""
+    widths, fns = [], setup.continuous.driver.fns
 
-    def watched(weights, batch, sampling):
-        widths.append(batch.token_PX.shape)
-        return setup.continuous.driver.prefill_fn(weights, batch, sampling)
+    def watched(weights, token_PX, length_P):
+        widths.append(token_PX.shape)
+        return fns.read(weights, token_PX, length_P)
 
-    driver = dataclasses.replace(setup.continuous.driver, prefill_fn=watched)
+    driver = dataclasses.replace(setup.continuous.driver, fns=dataclasses.replace(fns, read=watched))
     sampler = dataclasses.replace(setup.continuous, driver=driver)
     prompts = [[5, 6, 7], [5] * 8, [8, 9], [6] * 4, [7] * 5]
     request = SampleRequest(prompts, 1, step_key(1, "test"), TEMPERATURE)
@@ -144,11 +143,13 @@ def test_a_request_that_fits_runs_the_steps_of_a_plain_batch(setup):
     assert_same(result, expected)
     longest = max(len(tokens) for tokens in result.tokens)
     assert expected.row_steps == 4 * longest
-    assert result.row_steps == 4 + 4 * (longest - 1)  # prompts are read one by one
+    assert result.row_steps == 4 + 4 * (longest - 1)
 
 
 def test_nothing_compiles_after_warm_up(setup):
-    assert setup.compiles_before > 10
+    # Three shapes, of which each is made, entered, left, entered again and sampled in; two changes of a shape (two
+    # programs); two prompt buckets. Group sizes take none of their own.
+    assert setup.compiles_before == 3 * 5 + 2 * 2 + 2
     with CompileCounter() as counter:
         for number, (count, group_size) in enumerate([(1, 1), (5, 1), (14, 1), (1, 3), (2, 3), (7, 3)]):
             setup.continuous.sample(setup.weights, SampleRequest(
@@ -191,8 +192,8 @@ def test_rows_on_several_devices(expected_of_two_layers, decode_tensor):
         result = sampler.sample(weights, request)
     assert counter.compilations == []
     assert_same(result, expected)
-    limits = limits_of(sampler.config, 8, 3)
-    done = replay(limits, lengths_as_read(request, result))
+    limits = limits_of(sampler.config, 3)
+    done = replay(limits, *lengths_as_read(request, result))
     assert limits.shards == shards and done.saved > shards
     assert (result.decode_steps, result.row_steps) == (done.decode_steps, done.row_steps)
 
@@ -203,9 +204,8 @@ def nbytes(tree):
 
 @pytest.mark.parametrize("has_slots", [False, True])
 def test_a_cache_changes_its_shape_layer_by_layer(has_slots, monkeypatch):
-    model = dataclasses.replace(MODEL, num_layers=8)
-    fns, peaks = make_resize_fns(None, has_slots), []
-    replace_layer = resize._replace_layer
+    model, peaks = dataclasses.replace(MODEL, num_layers=8), []
+    replace_layer = resize.replace_layer
 
     def watched(layers, index, layer_fn):
         def fn(layer):
@@ -215,15 +215,26 @@ def test_a_cache_changes_its_shape_layer_by_layer(has_slots, monkeypatch):
 
         replace_layer(layers, index, fn)
 
-    monkeypatch.setattr(resize, "_replace_layer", watched)
-    others = nbytes(jax.live_arrays())
-    state = empty_state(model, 64, 16, 8, 32)
-    for change in (
-        lambda state: grow_cache(fns, state, 64), lambda state: compact_rows(fns, state, np.arange(8, dtype=np.int32))
-    ):
-        before, peaks[:] = nbytes((state.prefix, state.suffix)), []
+    monkeypatch.setattr(resize, "replace_layer", watched)
+    monkeypatch.setattr(continuous, "replace_layer", watched)
+    others, keep_B = nbytes(jax.live_arrays()), np.arange(8, dtype=np.int32)
+    if has_slots:
+        fns, state = make_slot_fns(model, STOP_IDS, 8, 64, None), empty_slots(model, 64, Shape(16, 40))
+        changes = [lambda state: continuous._resized(fns, state, Shape(16, 72), np.arange(16, dtype=np.int32)),
+                   lambda state: continuous._resized(fns, state, Shape(8, 72), keep_B)]
+        names = {"k": (), "v": ()}
+    else:
+        fns, state = make_resize_fns(None), empty_state(model, 64, 16, 8, 32)
+        changes = [lambda state: grow_cache(fns, state, 64), lambda state: compact_rows(fns, state, keep_B)]
+        names = {"prefix": None, "suffix": None}
+
+    def caches(state):
+        return nbytes([getattr(state, name) for name in names])
+
+    for change in changes:
+        before, peaks[:] = caches(state), []
         state = change(state)
-        after = nbytes((state.prefix, state.suffix))
-        rest = 4 * nbytes(state.replace(prefix=None, suffix=None))
+        after = caches(state)
+        rest = 4 * nbytes(state.replace(**names))
         assert len(peaks) == 8
         assert max(peaks) - others < max(before, after) * (1 + 1 / 8) + rest < before + after

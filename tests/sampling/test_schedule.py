@@ -27,22 +27,22 @@ from tango_jax.sampling.schedule import (
 )
 
 
-def followed(config, prompt_bucket, group_size, lengths):
+def followed(config, group_size, prompts, lengths):
     """(actions, segments, row-steps): the schedule of rows of these lengths on a device that is played token by token,
     with everything checked that must hold in between."""
-    limits, lengths = limits_of(config, prompt_bucket, group_size), np.asarray(lengths)
-    shards, table = config.row_multiple, new_table(limits, len(lengths))
-    slots, host, held, has = {}, set(), set(), np.zeros(len(lengths), int)  # {(shard, slot): row}, and so on
-    shape, actions, segments, row_steps = None, [], [], 0
+    limits, lengths = limits_of(config, group_size), np.asarray(lengths)
+    prompt_B, shards, table = np.repeat(prompts, group_size), config.row_multiple, new_table(limits, prompts)
+    # {(shard, slot): row}, and so on. `has`: tokens on the device, of which the table learns after a loop.
+    slots, host, held, has = {}, set(), set(), np.zeros(len(lengths), int)
+    shape, actions, segments, row_steps = None, [], [], len(lengths)
     while (action := next_action(limits, table)) is not None:
         actions.append(action)
         table = schedule.apply(limits, table, action)
         match action:
             case Resize(new, slot_ZR):
-                assert new.rows in config.row_buckets and new.cache in config.cache_buckets
-                assert new.rows // shards * (prompt_bucket + new.cache) <= config.cache_tokens
+                assert new in config.shapes and new.rows // shards * new.columns <= config.cache_tokens
                 if shape is not None:
-                    assert new != shape and new.rows <= shape.rows and new.cache >= shape.cache
+                    assert config.shapes.index(new) > config.shapes.index(shape)
                     moved = {(z, i): slots.get((z, int(s))) for z, row in enumerate(slot_ZR) for i, s in enumerate(row)}
                     moved = {place: row for place, row in moved.items() if row is not None}
                     assert sorted(moved.values()) == sorted(slots.values())  # nobody is lost, nobody is doubled
@@ -50,37 +50,33 @@ def followed(config, prompt_bucket, group_size, lengths):
                 shape = new
             case Save(seats):
                 for row, shard, slot in seats:
-                    assert slots.pop((shard, slot)) == row
+                    assert slots.pop((shard, slot)) == row and table.length_B[row] == has[row]
                     host.add(row)
             case Restore(seats):
                 for row, shard, slot in seats:
                     host.remove(row)
-                    assert (shard, slot) not in slots and 0 <= slot < shape.rows // shards and has[row] < shape.cache
+                    assert (shard, slot) not in slots and 0 <= slot < shape.rows // shards
+                    assert prompt_B[row] + has[row] <= shape.columns
                     slots[shard, slot] = row
             case Read(prompt_ZQ):
                 held = {(z, int(p)) for z, prompts in enumerate(prompt_ZQ) for p in prompts if p != NONE}
                 assert len(held) == (prompt_ZQ != NONE).sum() and prompt_ZQ.size == limits.chunk_prompts
-                for _, prompt in held:
-                    has[prompt * group_size : (prompt + 1) * group_size] = np.maximum(
-                        1, has[prompt * group_size : (prompt + 1) * group_size]
-                    )
-                row_steps += prompt_ZQ.size * group_size
-                table = schedule.advance(table, has.copy(), has == lengths)
             case Insert(seats):
                 for row, shard, slot in seats:
-                    assert has[row] == 1 < lengths[row] and (shard, row // group_size) in held
+                    assert has[row] == 0 and (shard, row // group_size) in held and prompt_B[row] < shape.columns
                     assert (shard, slot) not in slots and 0 <= slot < shape.rows // shards
-                    slots[shard, slot] = row
+                    slots[shard, slot], has[row] = row, 1
             case Decode(min_alive):
                 assert 0 <= min_alive < len(slots) and len(set(slots.values())) == len(slots)
-                steps = 0
-                while len(slots) > min_alive and all(has[row] < shape.cache for row in slots.values()):
-                    for row in slots.values():
+                before, alive, steps = len(slots), {row for row in slots.values() if has[row] < lengths[row]}, 0
+                while len(alive) > min_alive and all(prompt_B[row] + has[row] <= shape.columns for row in alive):
+                    for row in alive:
                         has[row] += 1
-                    slots = {place: row for place, row in slots.items() if has[row] < lengths[row]}
+                    alive = {row for row in alive if has[row] < lengths[row]}
                     steps += 1
-                assert steps > 0
-                segments.append(Segment(shape, steps))
+                slots = {place: row for place, row in slots.items() if row in alive}
+                assert steps > 0 or len(slots) < before
+                segments += [Segment(shape, steps)] if steps else []
                 row_steps += steps * shape.rows
                 table = schedule.advance(table, has.copy(), has == lengths)
         expected = np.full_like(table.row_ZR, NONE)
@@ -93,41 +89,44 @@ def followed(config, prompt_bucket, group_size, lengths):
 
 
 def test_by_hand():
-    # Room for 4 rows of 2 + 2 tokens, 2 of 2 + 6. Four prompts of one row each.
-    config = SamplerConfig((2,), (2, 6), (1, 2, 3, 4), cache_tokens=16)
-    actions, segments, row_steps = followed(config, 2, 1, [1, 6, 3, 5, 2])
+    # Room for 4 rows of 4 tokens or 2 of 8. Four prompts of two tokens and one row each.
+    config = SamplerConfig((2,), (3, 6), (1, 2, 3, 4), cache_tokens=16)
+    assert config.shapes == (Shape(4, 4), Shape(2, 8), Shape(1, 8))
+    actions, segments, row_steps = followed(config, 1, [2] * 5, [1, 6, 4, 5, 3])
     shown = [
         action._replace(slot_ZR=action.slot_ZR.tolist()) if isinstance(action, Resize)
         else action.prompt_ZQ.tolist() if isinstance(action, Read) else action
         for action in actions
     ]
     assert shown == [
-        Resize(Shape(4, 2), [[]]),
-        [[0]],  # one prompt is read at a time; the first ends at once
-        [[1]], Insert((Seat(1, 0, 0),)),
-        [[2]], Insert((Seat(2, 0, 1),)),
-        [[3]], Insert((Seat(3, 0, 2),)),
-        [[4]], Insert((Seat(4, 0, 3),)),
+        Resize(Shape(4, 4), [[]]),
+        [[0]], Insert((Seat(0, 0, 0),)),  # one prompt is read at a time
+        [[1]], Insert((Seat(1, 0, 1),)),
+        [[2]], Insert((Seat(2, 0, 2),)),
+        [[3]], Insert((Seat(3, 0, 3),)),
         Decode(3),
-        # After a step all have two tokens, and row 4 has ended. Two of the three others go on in a cache of six: all
-        # have come equally far, and the first leaves.
-        Save((Seat(1, 0, 0),)),
-        Resize(Shape(2, 6), [[1, 2]]),
+        # Row 0 has ended with its first token, so that three run, and no step is made.
+        [[4]], Insert((Seat(4, 0, 0),)),
         Decode(1),
-        # Row 2 has its third token and ends.
+        # After two steps all have three tokens: row 4 has ended, the others fill their slots. Two of them go on with
+        # eight columns: all have come equally far, and the first leaves.
+        Save((Seat(1, 0, 1),)),
+        Resize(Shape(2, 8), [[2, 3]]),
+        Decode(1),
+        # Row 2 has its fourth token and ends.
         Restore((Seat(1, 0, 0),)),
         Decode(1),
-        # Two steps later row 3 has ended and row 1 has four of its six tokens.
-        Resize(Shape(1, 6), [[0]]),
+        # A step later row 3 has ended, and row 1 has four of its six tokens.
+        Resize(Shape(1, 8), [[0]]),
         Decode(0),
     ]
-    assert segments == [(Shape(4, 2), 1), (Shape(2, 6), 1), (Shape(2, 6), 2), (Shape(1, 6), 2)]
-    assert row_steps == 5 + 4 + 2 + 4 + 2 == replay(limits_of(config, 2, 1), [1, 6, 3, 5, 2]).row_steps
+    assert segments == [(Shape(4, 4), 2), (Shape(2, 8), 1), (Shape(2, 8), 1), (Shape(1, 8), 2)]
+    assert row_steps == 5 + 8 + 2 + 2 + 2 == replay(limits_of(config, 1), [2] * 5, [1, 6, 4, 5, 3]).row_steps
 
 
 def test_a_slot_is_refilled_when_its_row_ends():
     config = SamplerConfig((2,), (8,), (2,), cache_tokens=20)
-    actions, segments, row_steps = followed(config, 2, 1, [8, 3, 3, 3])
+    actions, segments, row_steps = followed(config, 1, [2] * 4, [8, 3, 3, 3])
     assert [action.seats for action in actions if isinstance(action, Insert)] == [
         (Seat(0, 0, 0),), (Seat(1, 0, 1),), (Seat(2, 0, 1),), (Seat(3, 0, 1),)
     ]
@@ -136,12 +135,20 @@ def test_a_slot_is_refilled_when_its_row_ends():
 
 def test_samples_of_a_prompt_that_is_read_once_wait_for_slots():
     config = SamplerConfig((2,), (8,), (2,), cache_tokens=20)
-    actions, _, _ = followed(config, 2, 4, [8, 3, 3, 3])
+    actions, _, _ = followed(config, 4, [2], [8, 3, 3, 3])
     assert [type(action) for action in actions[:2]] == [Resize, Read]
     assert sum(isinstance(action, Read) for action in actions) == 1
     assert [action.seats for action in actions if isinstance(action, Insert)] == [
         (Seat(0, 0, 0), Seat(1, 0, 1)), (Seat(2, 0, 1),), (Seat(3, 0, 1),)
     ]
+
+
+def test_a_long_prompt_waits_for_a_larger_slot():
+    config = SamplerConfig((2, 6), (2, 6), (1, 2, 4), cache_tokens=24)
+    assert config.shapes == (Shape(4, 4), Shape(2, 12), Shape(1, 12))
+    actions, segments, _ = followed(config, 1, [6, 2, 2, 2, 2], [3, 2, 2, 2, 2])
+    assert [int(action.prompt_ZQ[0, 0]) for action in actions if isinstance(action, Read)] == [1, 2, 3, 4, 0]
+    assert [shape for shape, _ in segments] == [Shape(4, 4), Shape(1, 12)]
 
 
 @settings(deadline=None, max_examples=200, derandomize=True)
@@ -150,19 +157,20 @@ def test_every_row_is_sampled_to_its_end_within_the_budget(data):
     draw = data.draw
     cache_buckets = tuple(sorted(draw(st.sets(st.integers(1, 40), min_size=1, max_size=4))))
     row_buckets = tuple(sorted(draw(st.sets(st.integers(1, 40), min_size=1, max_size=5))))
-    prompt_bucket, shards = draw(st.integers(1, 20)), draw(st.sampled_from((1, 1, 2, 3)))
-    config = SamplerConfig((prompt_bucket,), cache_buckets, row_buckets).with_row_multiple(shards)
-    least = config.row_buckets[0] // shards * (prompt_bucket + cache_buckets[-1])
-    most = config.row_buckets[-1] // shards * (prompt_bucket + cache_buckets[-1])
+    longest, shards = draw(st.integers(1, 20)), draw(st.sampled_from((1, 1, 2, 3)))
+    config = SamplerConfig((longest,), cache_buckets, row_buckets).with_row_multiple(shards)
+    least = config.row_buckets[0] // shards * (longest + cache_buckets[-1])
+    most = config.row_buckets[-1] // shards * (longest + cache_buckets[-1])
     config = SamplerConfig(
-        (prompt_bucket,), cache_buckets, config.row_buckets, draw(st.integers(least, most)), shards
+        (longest,), cache_buckets, config.row_buckets, draw(st.integers(least, most)), shards
     )
     config.check_cache_tokens()
-    group_size, prompts = draw(st.integers(1, 6)), draw(st.integers(1, 20))
-    size = prompts * group_size
+    group_size = draw(st.integers(1, 6))
+    prompts = draw(st.lists(st.integers(1, longest), min_size=1, max_size=20))
+    size = len(prompts) * group_size
     lengths = draw(st.lists(st.integers(1, cache_buckets[-1]), min_size=size, max_size=size))
-    actions, segments, row_steps = followed(config, prompt_bucket, group_size, lengths)
-    done = replay(limits_of(config, prompt_bucket, group_size), lengths)
+    actions, segments, row_steps = followed(config, group_size, prompts, lengths)
+    done = replay(limits_of(config, group_size), prompts, lengths)
     assert list(done.segments) == segments and done.row_steps == row_steps
     reads = [action.prompt_ZQ for action in actions if isinstance(action, Read)]
     assert list(done.chunks) == [prompt_ZQ[prompt_ZQ >= 0].min() for prompt_ZQ in reads]
@@ -199,7 +207,7 @@ def test_lengths_of_math_responses_waste_less_than_a_tenth(count, group_size, lo
     config = SamplerConfig((256,), cache_buckets, LADDER, cache_tokens)
     for seed in range(3):
         lengths = math_lengths(count, longest, seed)
-        done = replay(limits_of(config, 256, group_size), lengths)
+        done = replay(limits_of(config, group_size), [256] * (count // group_size), lengths)
         print(f"{done.row_steps / lengths.sum():.3f} row-steps a token, {done.decode_steps} steps, {done.saved} saved")
         assert lengths.sum() <= done.row_steps <= 1.1 * lengths.sum()
         # All rows at their longest fit so many at a time: their batches, each to its end.
@@ -219,7 +227,9 @@ def test_a_budget_that_holds_no_batch_is_refused():
 
 def test_rows_within_a_budget():
     config = SamplerConfig((8,), (8, 24), (2, 3, 4, 8), cache_tokens=64)
-    assert config.rows_within(8, 8) == (2, 3, 4) and config.rows_within(8, 24) == (2,)
+    assert config.rows_within(16) == (2, 3, 4) and config.rows_within(32) == (2,)
+    assert config.shapes == (Shape(4, 11), Shape(2, 32))
     on_two = config.with_row_multiple(2)
     assert on_two.row_buckets == (2, 4, 8)
-    assert on_two.rows_within(8, 8) == (2, 4, 8) and on_two.rows_within(8, 24) == (2, 4)
+    assert on_two.rows_within(16) == (2, 4, 8) and on_two.rows_within(32) == (2, 4)
+    assert on_two.shapes == (Shape(8, 11), Shape(4, 32), Shape(2, 32))
