@@ -99,7 +99,8 @@ def check_plan(plan: Plan) -> None:
             check_config(run.config, run.folder / "config.json", may_move=ANY_PLACE)
             check_method(run.config, run.folder)
     for cell in plan.cells:
-        check_init_from(cell.config)
+        for arm in cell.config.ablation.arms:
+            check_init_from(_of_a_run(cell.config, arm, cell.config.seed))
 
 
 def _validate(cell: Cell) -> None:
@@ -158,7 +159,8 @@ def _of_a_run(config: ConfigDict, arm: str, seed: int) -> ConfigDict:
 def _stage_one(cell: Cell, arm: str, name: str, workdir: Path) -> StageOne:
     """A stage 1 with its stored settings, since another cell may have begun it. Raises ValueError if those that it
     depends on have changed."""
-    is_own_kind = name != cell.stage_one
+    # Of config.arm it may be another, if the experiment does not have that arm.
+    is_own_kind = name != cell.stage_one or bool(stage_one_kind(cell.config, cell.config.arm))
     if not cell.config.ablation.grid and not is_own_kind:
         return StageOne(workdir, cell.config)
     folder = workdir / "stage_one" / name

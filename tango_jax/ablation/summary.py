@@ -39,7 +39,7 @@ round brackets hold the value of each run."""
 def summarize(rows: Sequence[Evaluation]) -> str:
     parts = [METHODS]
     for (task, setting), arms in curves_by_setting(rows).items():
-        parts += [f"## {heading(task, setting, arms)}", _start(arms), *_other_methods(arms), *_arms_table(arms),
+        parts += [f"## {heading(task, setting, arms)}", _start(arms), *_other_methods(arms), *_other_sources(arms), *_arms_table(arms),
                   *_comparisons(arms)]
     return "\n\n".join(parts) + "\n"
 
@@ -124,6 +124,14 @@ def _other_methods(arms: Arms) -> list[str]:
             "a schedule, a reward, a loss or a learning rate: do not compare them as arms."]
 
 
+def _other_sources(arms: Arms) -> list[str]:
+    sources = {curve.evaluations[0].source for curves in arms.values() for curve in curves.values()} - {""}
+    if len(sources) < 2:
+        return []
+    return [f"The runs were made with different source code of tango_jax ({', '.join(sorted(sources))}): if a change "
+            "concerns the method, their arms do not compare."]
+
+
 def _arms_table(arms: Arms) -> list[str]:
     whole = {arm: arms[arm] for arm in in_order(arms)}
     # An arm that trains the verifier alone ends with the last whole cycle, and cuts no other.
@@ -139,7 +147,7 @@ def _arms_table(arms: Arms) -> list[str]:
         scores = [_score(curves, name) for name in ("verifier_step_f1", "verifier_outcome_f1")]
         lines.append(line([arm, str(len(curves)), *accuracy, reached, _mean_reached(steps), _mean_reached(tokens),
                            *scores, _live(curves)]))
-    return [*filter(None, [ends_text(whole, span)]), "\n".join(lines)]
+    return [*filter(None, [ends_text(same, span)]), "\n".join(lines)]
 
 
 def _thousands_to(curve: Curve) -> Reached:

@@ -47,8 +47,11 @@ def validate(config: ConfigDict) -> None:
     for arm in config.ablation.arms:
         with mistakes.collected():
             load_arm(arm, "ablation.arms")
+    arm = arm_or_none(config)
     for role in ROLES:
         _check_role(role, config[role], config.rl, mistakes)
+        if arm is None or role in arm.turns:
+            _check_updates(role, config[role], config.rl, mistakes)
     _check_generate(config.generate, config.generator, mistakes)
     if config.verifier.sft.start == "generator":
         same = ("model", "checkpoint")
@@ -191,7 +194,6 @@ def _check_role(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistake
         _check_lengths(role, config, mistakes)
         if not mistakes.is_about("rl.samples_per_prompt", "rl.prompts_per_step"):
             _check_rows(role, config, rl, mistakes)
-    _check_int8(role, config, mistakes)
     mistakes.require(role == "verifier" or config.sft.start != "generator",
                      f"{role}.sft.start=generator: only the verifier's stage 1 can continue from the generator's")
 
@@ -268,15 +270,17 @@ def _check_rows(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistake
         f"{role}.cache_tokens={config.cache_tokens} has no room for one row of max_prompt {config.max_prompt} + "
         f"max_response {config.max_response} = {longest} tokens: raise it, or set it to 0",
     )
-    B, minibatches = rl.prompts_per_step * M, config.loss.minibatches
-    mistakes.require(
-        rl.prompts_per_step % minibatches == 0,
-        f"{role}.loss.minibatches={minibatches} does not divide rl.prompts_per_step={rl.prompts_per_step} "
-        f"(batch of {B} rows): choose a divisor, since the samples of a prompt stay together",
-    )
 
 
-def _check_int8(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
+def _check_updates(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistakes) -> None:
+    minibatches = config.loss.minibatches
+    if not mistakes.is_about("rl.prompts_per_step", "rl.samples_per_prompt", f"{role}.loss.minibatches"):
+        mistakes.require(
+            rl.prompts_per_step % minibatches == 0,
+            f"{role}.loss.minibatches={minibatches} does not divide rl.prompts_per_step={rl.prompts_per_step} "
+            f"(batch of {rl.prompts_per_step * rl.samples_per_prompt} rows): choose a divisor, since the samples of a "
+            "prompt stay together",
+        )
     if mistakes.is_about(f"{role}.model.", f"{role}.loss.importance_cap") or config.loss.importance_cap > 0:
         return
     for name in ("sample_cache_dtype", "sample_weight_dtype"):

@@ -35,7 +35,7 @@ def describe_run(
     turns = Counter(turn.phase for turn in schedule.turns())
     console.log(
         f"{schedule.num_turns} turns: {turns['warmup']} verifier warm-up, {turns['generator']} generator, "
-        f"{turns['verifier']} verifier (N_g : N_v = {rl.generator_turns_per_cycle} : {rl.verifier_turns_per_cycle})"
+        f"{turns['verifier']} verifier (N_g : N_v = {rl.generator_turns_per_cycle} : {schedule.cycle[1]})"
     )
     if schedule.cycle[1] and not turns["verifier"]:
         console.log(
@@ -55,7 +55,7 @@ def describe_run(
                     "own updates; AdamW's moments are shared")
     tables: dict[tuple, list[str]] = {}  # parameters and attention -> roles
     for role, policy in policies.items():
-        if config[role].reward:
+        if config[role].reward and role in arm.turns:
             console.log(f"{config[role].reward} is added to the {role}'s reward")
         if config[role].checkpoint:
             console.log(f"the {role} starts from {config[role].checkpoint}")

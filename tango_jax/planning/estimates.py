@@ -41,11 +41,10 @@ def estimated_phases(job: Job, role: str, kind: str) -> list[Phase]:
 
 
 def training_estimates(job: Job, role: str, platform: str) -> dict[str, Program]:
-    policy = job.policies[role]
-    found = {
-        f"{role}/score": _score_estimate(policy),
-        f"{role}/update": _update_estimate(policy, policy.batch, device_bytes(policy.state.params), platform),
-    }
+    policy, found = job.policies[role], {}
+    if job.trains(role):
+        found[f"{role}/score"] = _score_estimate(policy)
+        found[f"{role}/update"] = _update_estimate(policy, policy.batch, device_bytes(policy.state.params), platform)
     if role in job.stage_one:
         own = policy.in_stage_one
         found[f"{role}/sft"] = _update_estimate(own, own.stage_one, device_bytes(own.state.params), platform)

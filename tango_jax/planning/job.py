@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES, role_config
 from tango_jax.loop.init_from import sft_directory
 from tango_jax.method.load import Method, load_method
-from tango_jax.method.own_arm import shares_policy
+from tango_jax.method.own_arm import arm_of, shares_policy
+from tango_jax.method.rehearsal import Trained
 from tango_jax.models import decode_layers
 from tango_jax.models.attention import capability_of, resolve_attention
 from tango_jax.models.decode_attention import resolve_decode_attention
@@ -73,6 +74,7 @@ class SizedPolicy:
     rl: ConfigDict
     processes: int
     rehearses: bool = False  # its stage 1 has as many examples of the generator, whose policy it is
+    learner: Trained | None = None  # what its turn trains on; None: it has none
 
     @property
     def sft_examples(self) -> int:
@@ -109,12 +111,19 @@ class SizedPolicy:
     @functools.cached_property
     def batch(self) -> Batch:
         """The batch of an update in which a prompt has the greatest length allowed."""
-        prompts = prompts_per_minibatch(self.rl.prompts_per_step, self.processes, self.config.loss.minibatches)
-        sequences, longest = prompts * self.rl.samples_per_prompt, self.config.max_prompt
-        shards = self.placement.num_local_shards
+        prompts, samples = self.trained_groups
+        shards, longest = self.placement.num_local_shards, self.config.max_prompt
         return _over_processes(
-            self.placement, batch_shape(pack_shape(self.config), sequences, prompts, shards, longest)
+            self.placement, batch_shape(pack_shape(self.config), prompts * samples, prompts, shards, longest)
         )
+
+    @property
+    def trained_groups(self) -> tuple[int, int]:
+        """(prompts, responses of each) in a minibatch."""
+        prompts = prompts_per_minibatch(self.rl.prompts_per_step, self.processes, self.config.loss.minibatches)
+        if self.learner is None:
+            return prompts, self.rl.samples_per_prompt
+        return math.ceil(prompts * self.learner.prompts / self.rl.prompts_per_step), self.learner.samples
 
     @functools.cached_property
     def stage_one(self) -> Batch | None:
@@ -136,10 +145,14 @@ class Job:
     machine: Machine
     policies: dict[str, SizedPolicy]
     functions: dict[str, Policy]  # by role; {}: in these sizes there are none, only shapes
+    loaded: Method | None = None  # None: it takes a second to try, and is loaded where it is needed
 
     @functools.cached_property
     def method(self) -> Method:
-        return load_method(self.config)
+        return self.loaded or load_method(self.config)
+
+    def trains(self, role: str) -> bool:
+        return role in arm_of(self.config).turns
 
     @property
     def processes(self) -> int:
@@ -168,10 +181,6 @@ class Job:
         """Roles with a base of their own: their stage 1, or that of their `init_from`, trained all parameters."""
         return [role for role, policy in self.policies.items() if _trains_all_first(role, policy.config)]
 
-    def minibatch_prompts(self, role: str) -> int:
-        minibatches = self.policies[role].config.loss.minibatches
-        return prompts_per_minibatch(self.config.rl.prompts_per_step, self.processes, minibatches)
-
 
 def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
     """Both policies on these devices, `per_process` in each process. Raises ValueError."""
@@ -185,9 +194,11 @@ def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
                              "and several processes need a mesh of all: set one axis to -1")
     first = devices.devices[0]
     machine = Machine(first.platform, len(devices.devices), 0, capability_of(first), per_process)
-    policies = {role: sized(policy, config.rl, machine.processes, rehearses(config, role))
-                for role, policy in functions.items()}
-    return Job(config, machine, policies, functions)
+    method = load_method(config)
+    policies = {role: dataclasses.replace(sized(policy, config.rl, machine.processes, rehearses(config, role)),
+                                          learner=rehearsal and rehearsal.learner)
+                for role, policy in functions.items() for rehearsal in [method.rehearsals.get(role)]}
+    return Job(config, machine, policies, functions, method)
 
 
 def sized_job(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> Job:

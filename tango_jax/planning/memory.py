@@ -43,7 +43,8 @@ def sampling_phases(job: Job, programs: dict[str, Program], role: str) -> list[P
 
 def training_phases(job: Job, programs: dict[str, Program], role: str) -> list[Phase]:
     stage_one = [_stage_one(job, programs, role)] if role in job.stage_one else []
-    return [_score(job, programs, role), _update(job, programs, role), *stage_one]
+    turns = [_score(job, programs, role), _update(job, programs, role)] if job.trains(role) else []
+    return [*turns, *stage_one]
 
 
 PHASES_OF = {"sampling": sampling_phases, "training": training_phases}

@@ -4,6 +4,7 @@ Lengths are counted with the roles' tokenizers, or roughly in a plan without the
 (estimates.py); `python -m tango_jax.plan` compiles the run and is exact.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Collection
@@ -14,7 +15,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_problems, question_key
 from tango_jax.method.load import load_method
-from tango_jax.method.own_arm import shares_policy
+from tango_jax.method.own_arm import arm_or_none, shares_policy
 from tango_jax.method.turn import problems_of_a_draw
 from tango_jax.models.head_precision import LEAST_CAPABILITY
 from tango_jax.models.lora import narrowest_side
@@ -101,12 +102,16 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     config.notes = "\n".join((config.notes, *lines) if "notes" in settings.given else lines)
 
 
-def _further_prompts(config: ConfigDict) -> dict[str, set[Prompt]]:
-    try:
-        method = load_method(config, is_checked=False)
-    except ValueError:  # another check says so
-        return {role: set() for role in ROLES}
-    return {role: set(method.further_prompts(role)) for role in ROLES}
+def _further_prompts(settings: OpenSettings) -> dict[str, set[Prompt]]:
+    """Of the arm, or of all arms of an experiment."""
+    found: dict[str, set[Prompt]] = {role: set() for role in ROLES}
+    config = settings.config.copy_and_resolve_references()
+    for arm in {config.arm, *(config.ablation.arms if "ablation.arms" in settings.given else ())}:
+        config.arm = arm
+        with contextlib.suppress(ValueError):  # another check says so
+            method = load_method(config, is_checked=False)
+            found = {role: found[role] | set(method.further_prompts(role)) for role in ROLES}
+    return found
 
 
 def set_lengths(
@@ -128,7 +133,7 @@ def set_lengths(
         settings.put("verifier.max_response", min(verifier.max_response, most))
         needed = min(needed, positions["verifier"] - verifier.max_response)
     settings.put("verifier.max_prompt", needed)
-    further = _further_prompts(settings.config)
+    further = _further_prompts(settings)
     for role in ROLES:
         own = settings.config[role]
         if {SECOND_TRY, SECOND_JUDGEMENT} & further[role]:
@@ -223,9 +228,11 @@ def set_turns(settings: OpenSettings, scale: Scale, training: int, heldout: int)
 def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training: int) -> str:
     saved_roles = ROLES[:1] if shares_policy(config) else ROLES
     rl, saved = config.rl, sum(12 * num_trained(models[role]) for role in saved_roles)
+    arm = arm_or_none(config)
+    warmup = "no warm-up" if arm and "verifier" not in arm.turns else f"rl.warmup_steps={rl.warmup_steps}"
     whole, may = math.ceil(training / problems_of_a_draw(rl, "train")), "may " if rl.dynamic_sampling else ""
     return (f"turns: rl.generator_steps={rl.generator_steps} ({whole} {may}draw every problem once) after "
-            f"rl.warmup_steps={rl.warmup_steps}, an evaluation every {config.eval.every}, a checkpoint of "
+            f"{warmup}, an evaluation every {config.eval.every}, a checkpoint of "
             f"{saved / 1e9:.1f} GB every {config.checkpoint.every} turns (checkpoint.keep={config.checkpoint.keep})")
 
 

@@ -43,14 +43,15 @@ def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
         return sft.update.lower(start, shapes.stage_one, shapes.base if policy.trains_adapters else {})
 
     functions = {
-        "update": lambda: policy.update.lower(state, batch, shapes.base),
-        "score": lambda: policy.score.lower(shapes.weights, batch),
         "layout": lambda: sampler.layout_fn.lower(shapes.weights),
         "prefill": lambda: sampler.driver.prefill_fn.lower(*sampling.prefill),
         "decode": lambda: sampler.driver.decode_fn.lower(
             sampling.weights, sampling.states[-1], sampling.params, np.int32(0)
         ),
     }
+    if job.trains(role):
+        functions["update"] = lambda: policy.update.lower(state, batch, shapes.base)
+        functions["score"] = lambda: policy.score.lower(shapes.weights, batch)
     return functions | ({"sft": stage_one} if shapes.stage_one else {})
 
 

@@ -152,8 +152,9 @@ def turn_times(
     sampled = {name: sampling_workload(job, name, *request, filled, measured) for name, request in requests.items()}
     passes = update_workload(job, role, filled, measured)
     batches = {name: measured[name].batches if name in measured else 1.0 for name in sampled}
-    seconds = {"reshard": sum(count * reshard_seconds(times, programs[f"{name}/layout"])
-                              for name, count in batches.items())}
+    # Each call lays out the weights.
+    calls = [call.prompt.role for call in job.method.rehearsals[role].calls.values()]
+    seconds = {"reshard": sum(batches[name] * reshard_seconds(times, programs[f"{name}/layout"]) for name in calls)}
     for name, phase in (("generator", "sample"), ("verifier", "verify")):
         if name in sampled:
             seconds[phase] = batches[name] * times.sampling_seconds(job.policies[name], sampled[name])

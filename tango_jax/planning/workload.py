@@ -3,6 +3,7 @@
 Assumed lengths are spread evenly, with a mean of `filled` of the longest allowed.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -91,10 +92,8 @@ def update_workload(job: Job, role: str, filled: float, measured: Measured = NOT
 
 def trained_groups(job: Job, role: str) -> tuple[int, int]:
     """(prompts, responses of each) in a minibatch of the turn in which `role` is updated."""
-    prompts, rl, rehearsal = job.minibatch_prompts(role), job.config.rl, job.method.rehearsals.get(role)
-    if rehearsal is None:
-        return prompts, rl.samples_per_prompt
-    return math.ceil(prompts * rehearsal.learner.prompts / rl.prompts_per_step), rehearsal.learner.samples
+    rehearsal = job.method.rehearsals.get(role)
+    return dataclasses.replace(job.policies[role], learner=rehearsal and rehearsal.learner).trained_groups
 
 
 def stage_one_workload(job: Job, role: str, filled: float) -> UpdateWorkload:

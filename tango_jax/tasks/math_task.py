@@ -57,6 +57,12 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Seq
         problems, num_tokens_fn, limit, num_validation, config.rl.prompts_per_step, task.data_seed, validation
     )
     notes, test = [f"{task.train}: {split.describe()}"], split.validation
+    own_tokens_fn = make_num_tokens(config, tokenizers)
+    lost = [problem for problem in (*problems, *test_problems)
+            if further and own_tokens_fn(problem) <= limit < num_tokens_fn(problem)]
+    if lost:
+        notes.append(f"{len(lost)} problems are left out because the verifier's further prompts would be too long: "
+                     "arms without these prompts have them, so their runs are no pairs")
     if train_set.num_other:
         notes.append(f"{task.train}: {train_set.num_other} further rows are of another kind, or repeat others, and are "
                      "left out")
@@ -86,7 +92,7 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Seq
         sft_example=stage_one.sft_example,
         sft_roles=stage_one.roles,
         notes=(*notes, stage_one.note),
-        fingerprint=_fingerprint(train_set.problems, test_problems),
+        fingerprint=_fingerprint(train_set.problems, test_problems, *filter(None, [lost])),
         sft_fingerprint=stage_one.fingerprint,
     )
 

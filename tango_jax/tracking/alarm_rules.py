@@ -180,8 +180,9 @@ def _one_verdict(rows: Sequence[dict], limits: Limits, ease: float) -> Finding |
             "its responses are truncated or malformed: see verifier/truncation_rate and verifier/format, and give the "
             "verifier's stage 1 more steps"
             if verdict == "INVALID"
-            else "it cannot tell solutions apart: give the verifier's stage 1 more steps, use a stronger checkpoint, "
-            "lower verifier.optimizer.lr, and check in verifier/solutions_correct that both classes occur"
+            else "it cannot tell solutions apart: give the verifier's stage 1 more steps or use a stronger checkpoint; "
+            "if it is trained, lower verifier.optimizer.lr, and check in verifier/solutions_correct that both classes "
+            "occur"
         )
         return (
             f"{rates[verdict]:.1%} of the verdicts are {verdict} {place}, with a balanced accuracy of {accuracy:.2f}",

@@ -57,6 +57,7 @@ class Evaluation(NamedTuple):
     generator_start: str = ""  # weights at the start of reinforcement learning
     verifier_start: str = ""
     weights: str = ""  # checkpoints and adapters of both roles, before stage 1
+    source: str = ""  # of tango_jax: a digest for each start of the run; empty: not recorded
     arm_record: str = ""  # `stored_arm`, which says how to draw and compare the arm; empty: the arm is built in
 
 
@@ -64,12 +65,13 @@ class Sources(NamedTuple):
     start: Mapping[str, str] = {}  # role, "problems" and "templates" -> digest (loop/resume.py fingerprints_of)
     files: Mapping[str, str] = {}  # setting -> digest of the user's file that it names
     weights: str = ""  # digest of the checkpoints and adapters (tracking/provenance.py weights_digest)
+    source: str = ""
     arm_record: str = ""
 
 
 _NO_SOURCES = Sources()
 _DIGESTS = ("setup", "method", "problems", "generator_start", "verifier_start", "weights")
-_TEXTS = ("task", "setting", "arm", *_DIGESTS, "arm_record")
+_TEXTS = ("task", "setting", "arm", *_DIGESTS, "source", "arm_record")
 _COLUMNS = ("arm", "seed", "task.data_seed")
 _SETUP = ("task.", "eval.", "rl.prompts_per_step", "rl.samples_per_prompt",
           *(f"{role}.{group}" for role in ROLES for group in (
@@ -90,7 +92,7 @@ def evaluations_of(
     contents = [sources.start[name] for name in ("problems", "templates") if name in sources.start]
     digests = (setup_of(config, sources.files), method_of(config, sources.files), _digest(contents) if contents else "",
                *(_start_of(role, config, sources.start) for role in ROLES), sources.weights,
-               sources.arm_record)
+               sources.source, sources.arm_record)
     for index, row in enumerate(metrics):
         if row["phase"] in TURN_PHASES:
             tokens += tokens_sampled(row)
@@ -127,14 +129,23 @@ def sources_of(workdir: Path) -> Sources:
     summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
     stored = read_provenance(workdir)
     arm = stored.get("arm")
+    source = "+".join(dict.fromkeys(attempt["source"] for attempt in stored.get("attempts", ())))
     return Sources(summary.get("provenance", {}).get("start", {}), method_digests(stored), weights_digest(stored),
-                   json.dumps(arm) if arm and arm["name"] not in ARMS else "")
+                   source, json.dumps(arm) if arm and arm["name"] not in ARMS else "")
 
 
 def own_arms(rows: Iterable[Evaluation]) -> dict[str, Arm]:
-    """{name: record} of the arms that are not built in. Raises ValueError for a damaged record."""
-    stored = {row.arm: row.arm_record for row in rows if row.arm_record}
-    return {name: _own_arm(name, text) for name, text in stored.items()}
+    """{name: record} of the arms that are not built in. Raises ValueError for a damaged record, and for different arms
+    of one name."""
+    found: dict[str, Arm] = {}
+    for name, text in dict.fromkeys((row.arm, row.arm_record) for row in rows if row.arm_record):
+        arm = _own_arm(name, text)
+        other = found.setdefault(name, arm)
+        if (arm.turns.keys(), arm.uses_verifier) != (other.turns.keys(), other.uses_verifier):
+            raise ValueError(f"two arms are called {name}, and one trains or uses other roles than the other: rename "
+                             "one, in its file and in the column arm")
+        found[name] = arm
+    return found
 
 
 def _own_arm(name: str, text: str) -> Arm:

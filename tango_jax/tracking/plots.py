@@ -156,12 +156,18 @@ def _draw_verifier_f1(axes: Axes, rows: Sequence[dict]) -> None:
 def _draw_verdicts(axes: Axes, rows: Sequence[dict]) -> None:
     axes.set_title("Verifier's verdicts in training")
     axes.set_xlabel("training step (both roles)")
-    for name, colour, dash, label in [
-        ("verifier/reward/correctness", GREEN, "-", "agrees with the grader"),
-        ("verifier/rate_correct", BLUE, "--", "says CORRECT"),
-        ("verifier/rate_invalid", VERMILION, ":", "INVALID"),
+    phases, prefixes = {"warmup", "verifier"}, ("",)
+    agrees = "reward/correctness", "agrees with the grader"
+    if not any(row.get("phase") in phases for row in rows):  # it judges in the generator's turns alone
+        phases, prefixes = {"generator"}, ("live_", "judged_")
+        agrees = "outcome_balanced_accuracy", "balanced accuracy"
+    for (name, label), colour, dash in [
+        (agrees, GREEN, "-"),
+        (("rate_correct", "says CORRECT"), BLUE, "--"),
+        (("rate_invalid", "INVALID"), VERMILION, ":"),
     ]:
-        _noisy(axes, series(rows, {"warmup", "verifier"}, "step", name), colour, label, dash)
+        for prefix in prefixes:
+            _noisy(axes, series(rows, phases, "step", f"verifier/{prefix}{name}"), colour, label, dash)
     _shade_warmup(axes, rows)
 
 

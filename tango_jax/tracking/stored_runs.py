@@ -44,6 +44,8 @@ def compare(config: ConfigDict, workdir: Path) -> list[str]:
 
 def _compare(config: ConfigDict, workdir: Path) -> list[str]:
     table = on_one_line(Path(config.compare_with).name)
+    if not trains_generator(arm_name(config.arm)):
+        return [f"this run is not compared with those in {table}: it does not train the generator"]
     stored = stored_curves(config)
     metrics = read_metrics(workdir / "metrics.jsonl")
     own = Curve(tuple(evaluations_of(metrics, config, "", sources_of(workdir))))
@@ -63,6 +65,9 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
     lines += [f"  {run:{width}}  {_amounts(curve)}" for run, curve in runs.items()]
     if not is_paired:
         lines.append(f"these are not paired: {_describe_starts(runs.values())}. {_why_other_start(config, stored)}")
+    sources = {curve.evaluations[0].source for curve in (own, *stored.values())} - {""}
+    if len(sources) > 1:
+        lines.append(f"they were made with different source code of tango_jax ({', '.join(sorted(sources))})")
     if "method" in differs:
         lines.append("they also differ in other settings, such as a schedule, a reward, a loss or a learning "
                      "rate")
