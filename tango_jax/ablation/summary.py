@@ -39,8 +39,8 @@ round brackets hold the value of each run."""
 def summarize(rows: Sequence[Evaluation]) -> str:
     parts = [METHODS]
     for (task, setting), arms in curves_by_setting(rows).items():
-        parts += [f"## {heading(task, setting, arms)}", _start(arms), *_other_methods(arms), *_other_sources(arms), *_arms_table(arms),
-                  *_comparisons(arms)]
+        parts += [f"## {heading(task, setting, arms)}", _start(arms), *_other_methods(arms), *_other_sources(arms),
+                  *_arms_table(arms), *_comparisons(arms)]
     return "\n\n".join(parts) + "\n"
 
 
