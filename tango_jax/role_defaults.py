@@ -68,10 +68,10 @@ MODEL: Group = {
                      "(NVIDIA GPUs, 16-bit compute_dtype) or splash (TPUs); auto: what the devices support, otherwise "
                      "xla.", Change.HARDWARE),
     "decode_attention": Key("xla", OneOf(("auto", "xla", "cudnn", "paged")), "Attention of decode steps. xla reads "
-                            "both buckets of the cache whole. cudnn (NVIDIA GPUs, 16-bit compute_dtype) and paged "
-                            "(TPUs, bfloat16, a head_dim in steps of 128, buckets in steps of 16) read only the filled "
-                            "part; they need cache_tokens=0. Neither has ever run on its device, so xla is the "
-                            "default. auto: what the devices support, otherwise xla.", Change.HARDWARE),
+                            "caches whole. cudnn (NVIDIA GPUs, 16-bit compute_dtype) and paged (TPUs, bfloat16, a "
+                            "head_dim in steps of 128, buckets in steps of 16) read only the filled part. Neither has "
+                            "ever run on its device, so xla is the default. auto: what the devices support, otherwise "
+                            "xla.", Change.HARDWARE),
     "sample_cache_dtype": Key("", SAMPLE_DTYPE, "Type of the KV cache, in runs and tango_jax.generate: int8, with a "
                               "scale for each token and head, or empty for compute_dtype. With int8, the log-probs of "
                               "sampler and trainer differ, and loss.importance_cap must be above 0."),
@@ -169,12 +169,12 @@ ROLE: Group = {
     "row_buckets": Key((80,), COUNT, "Rows of a decode batch, which shrinks through these sizes as rows finish.",
                        Change.ROUNDING),
     "cache_tokens": Key(0, COUNT_OR_NONE, "Tokens, prompts included, whose keys and values a device (or a group of "
-                        "decode_tensor devices) may hold: rows x (prompt bucket + cache bucket) stays within it. Many "
-                        "rows start in the first cache bucket; fewer continue in a larger one, and the others wait in "
-                        "host memory. Prompts are read in chunks, the longest first, each chunk in its own bucket; "
-                        "waiting prompts start as rows end. Row buckets in steps of a quarter or less use most of the "
-                        "budget. 0: no limit: any row bucket at any length, one batch after the "
-                        "other.", Change.ROUNDING),
+                        "decode_tensor devices) may hold: rows x columns stays within it. A row's columns hold its "
+                        "prompt and its new tokens, and grow with the cache buckets, to max_prompt + max_response for "
+                        "the last. At first as many rows run as fit with few columns; fewer go on with more, and the "
+                        "others wait in host memory. Waiting prompts start as rows end. Each number of columns, and "
+                        "each row bucket that fits the last, has programs of its own: name few. 0: no limit: any row "
+                        "bucket at any length, one batch after the other.", Change.ROUNDING),
     "temperature": Key(1.0, TRAINED_TEMPERATURE, "Sampling temperature in training."),
     "top_p": Key(1.0, SHARE_ABOVE_ZERO, "Nucleus sampling. Below 1, the sampling distribution differs from the trained "
                  "one."),

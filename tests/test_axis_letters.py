@@ -21,6 +21,7 @@ from tango_jax.rl.packing import BatchShape, PackShape, empty_batch
 from tango_jax.rl.score import micro_batch
 from tango_jax.rl.update import LossConfig, make_policy_loss
 from tango_jax.sampling import decode, slots
+from tango_jax.sampling.buckets import Shape
 from tango_jax.sampling.logits import sampling_params
 from tango_jax.sampling.request import SampleRequest, pad_request
 from tango_jax.tracking.intervals import bootstrap_means, gap_share, paired_differences, ratio
@@ -122,9 +123,11 @@ def test_letters_of_records_have_one_size():
     shape = BatchShape(N=2, Z=3, Q=4, X=5, R=6, T=7)
     sizes, wrong = sizes_of(vars(empty_batch(shape)))
     assert not wrong and sizes == shape._asdict()
-    state = jax.eval_shape(lambda: slots.empty_state(tiny_sampler.MODEL, 9, rows=6, prompt_bucket=4, cache_bucket=8))
+    state = jax.eval_shape(lambda: decode.empty_state(tiny_sampler.MODEL, 9, rows=6, prompt_bucket=4, cache_bucket=8))
     sizes, wrong = sizes_of(vars(state))
     assert not wrong and sizes == {"B": 6, "S": 8, "T": 9}
+    sizes, wrong = sizes_of(vars(jax.eval_shape(lambda: slots.empty_slots(tiny_sampler.MODEL, 9, Shape(6, 8)))))
+    assert not wrong and sizes == {"B": 6, "T": 9}
 
 
 @pytest.mark.parametrize("chunk", [0, 5])
@@ -147,9 +150,15 @@ def test_letters_of_sampling_have_one_size(checked):
     prefill = functools.partial(decode.prefill, model, (1,), 8, 9, None)
     state = jax.eval_shape(prefill, weights, batch, sampling)
     jax.eval_shape(functools.partial(decode.decode, model, (1,)), weights, state, sampling, np.int32(0))
-    started = jax.eval_shape(functools.partial(decode.start_rows, model, (1,), 9, None), weights, batch, sampling)
-    assert started.token_B.shape == (6,)
-    assert {"prefill", "decode", "start_rows", "sample_token", "keep_mask_BV", "inverse_cdf", "apply_rope"} <= checked
+    fns = slots.make_slot_fns(model, (1,), 4, 9, None)
+    read = fns.read.eval_shape(weights, batch.token_PX, batch.length_P)
+    numbers = np.zeros(4, np.int32)
+    new = slots.NewRows(numbers, numbers, numbers, numbers, numbers, numbers, batch.key_data)
+    state = fns.insert.eval_shape(fns.make_empty.eval_shape(Shape(6, 13)), read, numbers, new, sampling)
+    state = fns.decode.eval_shape(weights, state, sampling, np.int32(0))
+    assert state.token_B.shape == (6,)
+    assert {"prefill", "decode", "decode_slots", "_insert", "sample_token", "keep_mask_BV", "inverse_cdf",
+            "apply_rope"} <= checked
 
 
 def test_letters_of_advantages_have_one_size(checked):

@@ -1,5 +1,6 @@
 """Compiles jitted functions before their first call. The result's shapes can be arguments of the next function."""
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
@@ -16,31 +17,52 @@ class CompileAhead:
     """Wraps jitted functions in a `with` statement, which compiles everything at its end."""
 
     def __init__(self):
+        self._pool = ThreadPoolExecutor(min(MOST_AT_A_TIME, num_cpus()), thread_name_prefix="compile")
         # Compilers of several processes may wait for each other, and need one order.
-        at_a_time = 1 if jax.process_count() > 1 else min(MOST_AT_A_TIME, num_cpus())
-        self._pool = ThreadPoolExecutor(at_a_time, thread_name_prefix="compile")
+        self._shared_pool = ThreadPoolExecutor(1) if jax.process_count() > 1 else self._pool
         self._pending: dict[Any, tuple[Future, Any]] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, error_type: type | None, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=error_type is not None)
+        for pool in {self._pool, self._shared_pool}:
+            pool.shutdown(cancel_futures=error_type is not None)
         if error_type is None:
             for compiled, _ in self._pending.values():
                 compiled.result()  # raises what the compiler did
 
-    def __call__(self, fn: Callable) -> Callable:
-        """A function that compiles `fn` and returns the shapes of its result."""
+    def __call__(self, fn: Callable, kind: str = "", is_local: bool = False) -> Callable:
+        """A function that compiles `fn` and returns the shapes of its result. `kind` names it; `is_local`: on this
+        process's devices alone."""
+        pool = self._pool if is_local else self._shared_pool
 
         def compile_fn(*args: Any) -> Any:
             key = (id(fn), *_key(args))
             if key not in self._pending:
                 lowered = fn.lower(*args)
-                self._pending[key] = self._pool.submit(lowered.compile), lowered.out_info
+                self._pending[key] = pool.submit(lowered.compile), lowered.out_info
             return self._pending[key][1]
 
         return compile_fn
+
+
+class CountPrograms:
+    """In the place of a `CompileAhead`, compiles nothing, and counts programs by kind."""
+
+    def __init__(self):
+        self.found: Counter[str] = Counter()
+        self._seen: dict[Any, Any] = {}
+
+    def __call__(self, fn: Callable, kind: str = "", is_local: bool = False) -> Callable:
+        def count_fn(*args: Any) -> Any:
+            key = (id(fn), *_key(args))
+            if key not in self._seen:
+                self.found[kind] += 1
+                self._seen[key] = fn.eval_shape(*args)
+            return self._seen[key]
+
+        return count_fn
 
 
 def _key(args: tuple) -> tuple:

@@ -89,8 +89,11 @@ class SlotFns:
     cache_sharding: jax.sharding.Sharding | None  # of a RowCache
 
     def compile_ahead(self, ahead: CompileAhead) -> "SlotFns":
-        names = [field.name for field in dataclasses.fields(self) if field.name != "cache_sharding"]
-        return dataclasses.replace(self, **{name: ahead(getattr(self, name)) for name in names})
+        kinds = {field.name: field.name for field in dataclasses.fields(self) if field.name != "cache_sharding"}
+        kinds["read"] = "prefill"  # as in consecutive batches
+        return dataclasses.replace(
+            self, **{name: ahead(getattr(self, name), kind, is_local=True) for name, kind in kinds.items()}
+        )
 
 
 def slot_specs() -> SlotState:

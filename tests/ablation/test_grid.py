@@ -98,6 +98,17 @@ def test_one_policy_has_a_stage_one_of_its_own(tmp_path, grid, folder):
     assert {run.config.generator.init_from for run in one} == {str(one[0].stage_one.folder)}
 
 
+@pytest.mark.parametrize("grid", [{}, {"task.data_seed": [3]}])
+@pytest.mark.parametrize("arm", ["self_verify", "taught_verifier"])
+def test_stage_one_is_of_the_arms_of_the_experiment(tmp_path, grid, arm):
+    """And not of `arm`, which `train` would run."""
+    settings = [f"arm={arm}", "ablation.seeds=(0,)"]
+    run, _ = make_plan(tiny(grid, *settings, "ablation.arms=('tango', 'grpo')"), tmp_path).runs
+    assert run.stage_one.config.arm == "tango" and run.stage_one.folder == tmp_path / "stage_one/shared"
+    [run] = make_plan(tiny(grid, *settings, f"ablation.arms=('{arm}',)"), tmp_path).runs
+    assert run.stage_one.config.arm == arm
+
+
 def test_one_policy_whose_verifier_has_no_stage_one_starts_from_the_generators(tmp_path):
     [run] = make_plan(tiny({}, "ablation.arms=('self_verify',)", "ablation.seeds=(0,)", "verifier.sft.steps=0",
                            "generator.sft.steps=1"), tmp_path).runs

@@ -158,6 +158,18 @@ def test_a_share_says_over_which_steps_it_is_where_the_bound_is_shorter():
     assert cells(summarize(rows), "tango / grpo")[-1] == f"{(0.2 - 0.1) / (0.4 - 0.1):.3f} (over 10 steps)"
 
 
+def test_runs_of_different_source_code_are_named():
+    rows = [*run_rows("tango", METHOD, source="aa"), *run_rows("grpo", BASELINE, source="bb"), *run_rows("mine", GOLD)]
+    assert "made with different source code of tango_jax (aa, bb)" in summarize(rows)
+    assert "source code" not in summarize([row for row in rows if row.source != "bb"])
+
+
+def test_the_span_is_told_by_arms_that_train_the_generator():
+    """An arm that does not ends with the last whole cycle, and cuts no other."""
+    rows = [*run_rows("tango", METHOD), *run_rows("fixed_generator", METHOD[:2])]
+    assert "which all runs have" not in summarize(rows)
+
+
 def test_arms_that_differ_in_other_settings_are_named():
     rows = [*run_rows("tango", METHOD, method="aa"), *run_rows("grpo", BASELINE, method="bb"),
             *run_rows("gold_steps", GOLD, method="aa"), *run_rows("my_arm", GOLD)]

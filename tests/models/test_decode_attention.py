@@ -145,8 +145,10 @@ def test_paged_reads_no_page_beyond_a_length():
     np.testing.assert_allclose(out, jnp.einsum("bkxs,bkse->bkxe", jax.nn.softmax(score), v), atol=1e-5)
 
 
-def test_sampling_by_a_kernel_on_a_mesh(monkeypatch, xla_instead_of_cudnn):
-    """Rows that end at different steps, a cache that grows, fewer rows: the tokens and log-probs of xla."""
+@pytest.mark.parametrize("cache_tokens", [0, 84])
+def test_sampling_by_a_kernel_on_a_mesh(monkeypatch, xla_instead_of_cudnn, cache_tokens):
+    """Rows that end at different steps, a cache that grows, fewer rows: the tokens and log-probs of xla. With a budget,
+    rows wait, too."""
     settings = default_config().generator.mesh
     settings.tensor = settings.decode_tensor = 2
     params = transformer.init_params(MODEL, jax.random.key(0))
@@ -154,7 +156,8 @@ def test_sampling_by_a_kernel_on_a_mesh(monkeypatch, xla_instead_of_cudnn):
     request = SampleRequest(prompts, 2, np.zeros(2, np.uint32), 1.0, max_new=np.array([2, 12, 1, 3, 12, 5, 2, 9]))
 
     def sample(placement):
-        sampler = make_sampler(MODEL, SamplerConfig((4, 9), (4, 12), (4, 8)), (1,), placement)
+        sizes = SamplerConfig((4, 9), (4, 12), (4, 8), cache_tokens)
+        sampler = make_sampler(MODEL, sizes, (1,), placement)
         return sampler.sample(sampler.layout(params), request)
 
     wanted = sample(None)
@@ -162,44 +165,42 @@ def test_sampling_by_a_kernel_on_a_mesh(monkeypatch, xla_instead_of_cudnn):
     got = sample(make_placement(settings, jax.devices()[:4]))
     assert [row.tolist() for row in got.tokens] == [row.tolist() for row in wanted.tokens]
     np.testing.assert_allclose(np.concatenate(got.logps), np.concatenate(wanted.logps), atol=1e-5)
-    assert max(map(len, got.tokens)) > 4 and got.row_steps == wanted.row_steps
+    assert max(map(len, got.tokens)) > 4
+    assert cache_tokens or got.row_steps == wanted.row_steps  # of a budget, each device has its own
 
 
 BUCKETS = (256, 2048)
 
 
-@pytest.mark.parametrize("name, platform, dtype, head_dim, buckets, cache_tokens, capability, wanted", [
-    ("auto", "cpu", "bfloat16", 128, BUCKETS, 0, None, "xla"),
-    ("auto", "gpu", "bfloat16", 128, BUCKETS, 0, 8.0, "cudnn"),
-    ("auto", "gpu", "bfloat16", 64, (100,), 0, 9.0, "cudnn"),
-    ("auto", "gpu", "bfloat16", 128, BUCKETS, 4096, 8.0, "xla"),
-    ("auto", "gpu", "float32", 128, BUCKETS, 0, 8.0, "xla"),
-    ("auto", "gpu", "bfloat16", 128, BUCKETS, 0, None, "xla"),
-    ("auto", "tpu", "bfloat16", 128, BUCKETS, 0, None, "paged"),
-    ("auto", "tpu", "float32", 128, BUCKETS, 0, None, "xla"),
-    ("auto", "tpu", "bfloat16", 64, BUCKETS, 0, None, "xla"),
-    ("auto", "tpu", "bfloat16", 128, (256, 1000), 0, None, "xla"),
-    ("xla", "gpu", "bfloat16", 128, BUCKETS, 4096, 8.0, "xla"),
-    ("cudnn", "gpu", "bfloat16", 128, BUCKETS, 0, 9.0, "cudnn"),
-    ("paged", "tpu", "bfloat16", 256, BUCKETS, 0, None, "paged"),
+@pytest.mark.parametrize("name, platform, dtype, head_dim, buckets, capability, wanted", [
+    ("auto", "cpu", "bfloat16", 128, BUCKETS, None, "xla"),
+    ("auto", "gpu", "bfloat16", 128, BUCKETS, 8.0, "cudnn"),
+    ("auto", "gpu", "bfloat16", 64, (100,), 9.0, "cudnn"),
+    ("auto", "gpu", "float32", 128, BUCKETS, 8.0, "xla"),
+    ("auto", "gpu", "bfloat16", 128, BUCKETS, None, "xla"),
+    ("auto", "tpu", "bfloat16", 128, BUCKETS, None, "paged"),
+    ("auto", "tpu", "float32", 128, BUCKETS, None, "xla"),
+    ("auto", "tpu", "bfloat16", 64, BUCKETS, None, "xla"),
+    ("auto", "tpu", "bfloat16", 128, (256, 1000), None, "xla"),
+    ("xla", "gpu", "bfloat16", 128, BUCKETS, 8.0, "xla"),
+    ("cudnn", "gpu", "bfloat16", 128, BUCKETS, 9.0, "cudnn"),
+    ("paged", "tpu", "bfloat16", 256, BUCKETS, None, "paged"),
 ])
-def test_what_runs_where(name, platform, dtype, head_dim, buckets, cache_tokens, capability, wanted):
-    got = resolve_decode_attention(name, platform, dtype, head_dim, buckets, cache_tokens, capability)
+def test_what_runs_where(name, platform, dtype, head_dim, buckets, capability, wanted):
+    got = resolve_decode_attention(name, platform, dtype, head_dim, buckets, capability)
     assert got == wanted
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (("cudnn", "cpu", "bfloat16", 128, BUCKETS, 0), "model.decode_attention=cudnn runs on a gpu, and the devices are"),
-    (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 0, 7.5), "compute capability 8.0 or more, and this one has 7.5"),
-    (("cudnn", "gpu", "float32", 128, BUCKETS, 0, 8.0), "compute_dtype is float32: use auto"),
-    (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 4096, 8.0), "rows that begin together, and cache_tokens=4096 refills"),
-    (("paged", "gpu", "bfloat16", 128, BUCKETS, 0, 8.0), "runs on a tpu, and the devices are of platform gpu"),
-    (("paged", "tpu", "float32", 128, BUCKETS, 0), "computes in bfloat16, and compute_dtype is float32"),
-    (("paged", "tpu", "bfloat16", 64, BUCKETS, 0), "multiple of 128, and it is 64"),
-    (("paged", "tpu", "bfloat16", 128, (256, 1000), 0), "multiples of 16, and one is 1000"),
-    (("paged", "tpu", "bfloat16", 128, BUCKETS, 4096), "cache_tokens=4096 refills a batch as rows end: use auto"),
-    (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 0, 8.0, "", 512), "some layers see only the last 512 tokens: use auto"),
-    (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 0, 8.0, "int8"), "of compute_dtype, and sample_cache_dtype=int8: use"),
+    (("cudnn", "cpu", "bfloat16", 128, BUCKETS), "model.decode_attention=cudnn runs on a gpu, and the devices are"),
+    (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 7.5), "compute capability 8.0 or more, and this one has 7.5"),
+    (("cudnn", "gpu", "float32", 128, BUCKETS, 8.0), "compute_dtype is float32: use auto"),
+    (("paged", "gpu", "bfloat16", 128, BUCKETS, 8.0), "runs on a tpu, and the devices are of platform gpu"),
+    (("paged", "tpu", "float32", 128, BUCKETS), "computes in bfloat16, and compute_dtype is float32"),
+    (("paged", "tpu", "bfloat16", 64, BUCKETS), "multiple of 128, and it is 64"),
+    (("paged", "tpu", "bfloat16", 128, (256, 1000)), "multiples of 16, and one is 1000"),
+    (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 8.0, "", 512), "some layers see only the last 512 tokens: use auto"),
+    (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 8.0, "int8"), "of compute_dtype, and sample_cache_dtype=int8: use"),
 ])
 def test_what_cannot_run_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -213,7 +214,7 @@ def test_devices_decide():
         "xla": types.SimpleNamespace(platform="gpu", compute_capability="gfx942"),
         "paged": types.SimpleNamespace(platform="tpu"),
     }
-    assert {name: decode_attention_of(model, BUCKETS, 0, device) for name, device in devices.items()} == {
+    assert {name: decode_attention_of(model, BUCKETS, device) for name, device in devices.items()} == {
         name: name for name in devices
     }
     assert ModelConfig(20, 32, 2, 4, 2, 8, 16).decode_attention == "xla"  # nothing else runs unless it is asked for

@@ -20,8 +20,8 @@ from tango_jax.models import decode_layers, transformer
 from tango_jax.models.decode_attention import decode_attention_of
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.sampling import decode
+from tango_jax.sampling.decode import empty_state
 from tango_jax.sampling.logits import sampling_params
-from tango_jax.sampling.slots import empty_state
 from tango_jax.sharding.layouts import decode_shardings, with_shardings
 from tango_jax.sharding.placement import DECODE_AXES
 
@@ -76,7 +76,7 @@ def made_arrays(text: str, size: int) -> list[str]:
 ])
 def test_the_cache_is_read_where_it_lies(target, wanted, rows, tensor):
     devices = absent_devices(target)
-    assert decode_attention_of(MODEL, (PREFIX, SUFFIX), 0, devices[0]) == wanted
+    assert decode_attention_of(MODEL, (PREFIX, SUFFIX), devices[0]) == wanted
     mesh = Mesh(np.array(devices[: rows * tensor]).reshape(rows, tensor), DECODE_AXES)
     text = compile_decode(dataclasses.replace(MODEL, decode_attention=wanted), mesh)
     calls = [line for line in text.splitlines() if re.search(KERNEL[wanted], line)]

@@ -16,8 +16,8 @@ from tango_jax.models import decode_layers, transformer
 from tango_jax.models.int8 import Quantized, quantize
 from tango_jax.planning import costs
 from tango_jax.sampling import decode
+from tango_jax.sampling.decode import empty_state
 from tango_jax.sampling.logits import sampling_params
-from tango_jax.sampling.slots import empty_state
 from tango_jax.weights.workdir import start_source
 
 INT8 = dataclasses.replace(MODEL, sample_cache_dtype="int8", sample_weight_dtype="int8")

@@ -15,8 +15,9 @@ from tango_jax.config import ROLES, default_config
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.advice import advice
 from tango_jax.planning.costs import Flops, decode_flops, decode_parts, num_parameters
+from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import device_bytes, make_job, sized_job
-from tango_jax.planning.memory import Phase, resident
+from tango_jax.planning.memory import Phase, phases, resident
 from tango_jax.planning.plan_tables import as_json, assumptions, show
 from tango_jax.planning.programs import compile_one, lowered_functions
 from tango_jax.planning.run_plan import PlanOptions, make_plan
@@ -59,6 +60,9 @@ def test_json_has_what_programs_read(tiny_plan):
                                      for phase in ("reshard", "sample", "score", "update", "sft")}
     assert set(report["predicted_seconds"]) == {"reshard", "sample", "verify", "score", "update"}
     assert all(seconds > 0 for seconds in report["predicted_seconds"].values())
+    assert report["compile_seconds"] > 0
+    # One bucket each of prompts and of new tokens, and two of rows. Evaluations have one response to a prompt.
+    assert report["programs"]["generator"] == {}
     low, high = report["predicted_hours_between"]
     assert low == high == report["predicted_hours"]  # of a target whose shares are assumed, and bound by nothing
     assert report["predicted_hours"] == pytest.approx(sum(
@@ -83,11 +87,12 @@ def test_stage_one_is_planned_by_hand(tiny_plan):
     """Four examples of a step on two processes of four devices: one row on each of two devices, the others idle."""
     job = tiny_plan.job
     generator, verifier = (device_bytes(job.policies[role].state.params) for role in ("generator", "verifier"))
-    phases = {phase.name: phase for phase in tiny_plan.phases}
+    by_name = {phase.name: phase for phase in tiny_plan.phases}
     # No reference; the generator's stage 1 comes first and has nothing beside it.
-    assert (phases["generator/sft"].parameters, phases["verifier/sft"].parameters) == (generator, generator + verifier)
-    assert phases["verifier/sft"].optimizer == pytest.approx(2 * verifier, abs=64)
-    assert phases["verifier/sft"].gradients == verifier
+    held = [by_name[f"{role}/sft"].parameters for role in ROLES]
+    assert held == [generator, generator + verifier]
+    assert by_name["verifier/sft"].optimizer == pytest.approx(2 * verifier, abs=64)
+    assert by_name["verifier/sft"].gradients == verifier
     config, passes = job.config.generator, stage_one_workload(job, "generator", 0.5)
     length = config.max_prompt + config.max_response  # sft.pack_length is 0
     assert job.policies["generator"].stage_one.token_NZRT.shape == (1, 8, config.sft.rows_per_micro_batch, length)
@@ -115,6 +120,27 @@ def test_one_policy_in_both_roles_is_in_memory_once():
         assert resident(two, "", role).parameters == 2 * (generator + verifier)
         assert resident(one, "", role).parameters == 2 * generator
     assert resident(one, "").optimizer == device_bytes(one.policies["generator"].state.opt_state)
+
+
+def test_a_role_that_is_not_trained_has_no_update():
+    for arm, trained in (("fixed_verifier", "generator"), ("fixed_generator", "verifier")):
+        job = counted_job(f"arm={arm}", *(f"{role}.sft.steps=0" for role in ROLES))
+        names = [phase.name for phase in phases(job, estimated_programs(job, "cpu"))]
+        of_updates = [name for name in names if name.endswith(("score", "update"))]
+        assert of_updates == [f"{trained}/score", f"{trained}/update"]
+
+
+def test_an_update_holds_what_the_arm_trains_on():
+    """Both tries of second_try, where the second is to a prompt of its own."""
+    config = load_config(str(ROOT / "configs/tiny.py"), ["arm=second_try"])
+    job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
+    plain = counted_job().policies["generator"]
+    prompts, samples = plain.trained_groups
+    learner = job.method.rehearsals["generator"].learner
+    assert job.policies["generator"].trained_groups == (prompts * learner.prompts // config.rl.prompts_per_step,
+                                                        learner.samples)
+    rows = [policy.batch.weight_NZRT.size for policy in (plain, job.policies["generator"])]
+    assert rows[0] < rows[1]
 
 
 def counted_job(*settings: str):
@@ -325,18 +351,19 @@ def test_segments_of_a_decode_batch():
 
 
 def test_a_budget_of_cached_tokens():
-    """Of 24 tokens of prompt, and 16 or 32 of response: room for four rows, then for two."""
+    """Of 24 tokens of prompt and 32 of response: room for five rows of half as many, of which buckets take four, then
+    for two."""
     settings = ["generator.max_prompt=24", "generator.row_buckets=(1,2,4,8)", "generator.cache_tokens=160"]
     config = load_config(str(ROOT / "configs/tiny.py"), settings)
     job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
     shapes = job.policies["generator"].sampling
-    assert [state.out_token_BS.shape for state in shapes.states] == [(4, 16), (2, 32)]
-    assert shapes.prefill[1].token_PX.shape == (1, 24)
+    assert [state.v[0].shape[::2] for state in shapes.states] == [(4, 28), (2, 56)]
+    assert shapes.prefill[1].shape == shapes.prompts == (1, 24)
     filled = sampling_workload(job, "generator", 4, 2, filled=0.5)
     lengths = evenly_spaced_lengths(8, 32, 0.5)
     assert (filled.batches, filled.pass_lengths, filled.prompts, filled.shares_prompts) == (1, (24,) * 4, 1, False)
-    assert {(segment.rows, segment.cache) for segment in filled.segments} >= {(4, 16), (2, 32)}
-    assert all(segment.rows * (24 + segment.cache) <= 160 for segment in filled.segments)
+    assert {(segment.rows, segment.cache) for segment in filled.segments} >= {(4, 28), (2, 56)}
+    assert filled.prompt_length == 0  # slots hold both
     row_steps = sum(segment.rows * segment.steps for segment in filled.segments)
     assert lengths.sum() - 8 <= row_steps < 1.3 * lengths.sum()  # reading prompts has given the first tokens
 
@@ -349,7 +376,7 @@ def test_prompts_are_read_in_the_bucket_of_their_chunk():
     ])
     job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
     done = sampling_workload(job, "generator", 4, 2, filled=0.5)
-    assert (done.prompt_length, done.pass_lengths) == (24, (24, 16, 8, 8))
+    assert sorted(done.pass_lengths) == [8, 8, 16, 24]
     times, policy = TimeModel(A100), job.policies["generator"]
 
     def seconds(*lengths):

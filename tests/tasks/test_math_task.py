@@ -17,12 +17,15 @@ from support.paths import ROWS
 from support.policies import policies_of
 from support.tiny_checkpoints import MODEL, write_tiny_folder, write_tiny_gguf
 from tango_jax.cli.validation import validate
+from tango_jax.config import ROLES
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.loop.run import run_or_resume
 from tango_jax.loop.turn import run_turn
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
+from tango_jax.tasks.registry import make_task
 from tango_jax.tasks.tagged_examples import read_tagged_rows
+from tango_jax.text.prompts import INFORMED
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.source import open_source
@@ -170,6 +173,20 @@ def test_the_fingerprint_is_of_questions_and_answers(tokenizer, tmp_path):
     first = fingerprint(*answers)
     assert first and first == fingerprint(*answers)
     assert len({first, fingerprint(*answers, "13"), fingerprint(*answers[:-1], "99")}) == 3
+
+
+def test_problems_that_a_further_prompt_has_no_room_for_set_a_task_apart(tokenizer, tmp_path):
+    rows = [{"question": "one " * count + "?", "answer": str(count)} for count in range(1, 90)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = math_config("a/b", train=str(tmp_path / "train.jsonl"), test="", stage_one="")
+    tokenizers, further = {role: tokenizer for role in ROLES}, {"verifier": [INFORMED]}
+    # Templates are longer, so that lengths decide, as they do with long problems.
+    config.verifier.max_prompt = 160
+    plain, other = make_task(config, tokenizers), make_task(config, tokenizers, further)
+    assert plain.fingerprint != other.fingerprint and "their runs are no pairs" in str(other.notes)
+    config.verifier.max_prompt = 1000
+    plain, other = make_task(config, tokenizers), make_task(config, tokenizers, further)
+    assert plain.fingerprint == other.fingerprint and "no pairs" not in str(other.notes)
 
 
 def test_sets_that_are_graded_differently_are_refused(tokenizer):
