@@ -147,7 +147,8 @@ def _arms_table(arms: Arms) -> list[str]:
         scores = [_score(curves, name) for name in ("verifier_step_f1", "verifier_outcome_f1")]
         lines.append(line([arm, str(len(curves)), *accuracy, reached, _mean_reached(steps), _mean_reached(tokens),
                            *scores, _live(curves)]))
-    return [*filter(None, [ends_text(same, span)]), "\n".join(lines)]
+    ends = ends_text({arm: whole[arm] for arm in same}, span)
+    return [*filter(None, [ends]), "\n".join(lines)]
 
 
 def _thousands_to(curve: Curve) -> Reached:

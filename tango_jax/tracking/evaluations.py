@@ -129,7 +129,7 @@ def sources_of(workdir: Path) -> Sources:
     summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
     stored = read_provenance(workdir)
     arm = stored.get("arm")
-    source = "+".join(dict.fromkeys(attempt["source"] for attempt in stored.get("attempts", ())))
+    source = "+".join(dict.fromkeys(attempt.get("source", "") for attempt in stored.get("attempts", ())))
     return Sources(summary.get("provenance", {}).get("start", {}), method_digests(stored), weights_digest(stored),
                    source, json.dumps(arm) if arm and arm["name"] not in ARMS else "")
 

@@ -198,7 +198,7 @@ def test_what_runs_where(name, platform, dtype, head_dim, buckets, capability, w
     (("paged", "gpu", "bfloat16", 128, BUCKETS, 8.0), "runs on a tpu, and the devices are of platform gpu"),
     (("paged", "tpu", "float32", 128, BUCKETS), "computes in bfloat16, and compute_dtype is float32"),
     (("paged", "tpu", "bfloat16", 64, BUCKETS), "multiple of 128, and it is 64"),
-    (("paged", "tpu", "bfloat16", 128, (256, 1000)), "multiples of 16, and one is 1000"),
+    (("paged", "tpu", "bfloat16", 128, (256, 1000)), "takes caches of a multiple of 16 columns, and one has 1000"),
     (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 8.0, "", 512), "some layers see only the last 512 tokens: use auto"),
     (("cudnn", "gpu", "bfloat16", 128, BUCKETS, 8.0, "int8"), "of compute_dtype, and sample_cache_dtype=int8: use"),
 ])
