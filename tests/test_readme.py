@@ -68,6 +68,7 @@ def sums(tmp_path, monkeypatch) -> Path:
     return tmp_path / "sums.py"
 
 
+@pytest.mark.long
 def test_the_readmes_own_task_reward_and_prompt(sums):
     role = ("row_buckets=(4,)", "cache_buckets=()", "model.num_layers=1")
     settings = [f"{name}.{setting}" for name in ("generator", "verifier") for setting in role] + [

@@ -109,6 +109,7 @@ def test_stage_one_is_of_the_arms_of_the_experiment(tmp_path, grid, arm):
     assert run.stage_one.config.arm == arm
 
 
+@pytest.mark.long
 def test_one_policy_whose_verifier_has_no_stage_one_starts_from_the_generators(tmp_path):
     [run] = make_plan(tiny({}, "ablation.arms=('self_verify',)", "ablation.seeds=(0,)", "verifier.sft.steps=0",
                            "generator.sft.steps=1"), tmp_path).runs

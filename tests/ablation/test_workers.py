@@ -55,6 +55,7 @@ def job(tmp_path, name: str, command: str = "train", **settings) -> Job:
     return Job(name, command, config, tmp_path / name)
 
 
+@pytest.mark.long
 def test_failed_jobs_are_named_with_the_last_line_of_their_log(tmp_path):
     """Both commands refuse their settings before any work; each is told apart, and neither ends the other."""
     output = io.StringIO()

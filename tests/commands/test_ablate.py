@@ -82,6 +82,7 @@ def metrics_of(ablation: Path, arm: str, seed: int = 0) -> list[dict]:
     return repeatable_rows(ablation / arm / f"seed_{seed}" / "metrics.jsonl")
 
 
+@pytest.mark.long
 def test_ablation_trains_stage_one_once_and_every_arm_starts_from_it(ablation):
     assert {path.parent for path in ablation.rglob("sft")} == {ablation}
     runs = [(arm, 0) for arm in COMPARED] + [(arm, 1) for arm in TWO]

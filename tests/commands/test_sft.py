@@ -7,6 +7,7 @@ from tango_jax import sft, train
 from torture.runs import ROLES, SMALL
 
 
+@pytest.mark.long
 def test_stage_one_alone_is_what_another_run_starts_from(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
     overrides = [*SMALL, *(f"{role}.mesh.fsdp=1" for role in ROLES), "rl.warmup_steps=0", "rl.generator_steps=1"]

@@ -53,6 +53,7 @@ def whole(folder, environment, tmp_path_factory) -> tuple[list, Path]:
     return flags, out
 
 
+@pytest.mark.long
 def test_every_set_goes_through_the_sampler(whole):
     _, out = whole
     names = [*FILES, "last_letter", "last_letter_steps", "processbench_omnimath", "processbench_gsm8k"]
@@ -107,6 +108,7 @@ def test_two_processes_share_the_work(whole, environment, tmp_path):
     assert found == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task, sizes", [("last_letter", "test_words"), ("state_tracking", "test_swaps")])
 def test_a_workdir_brings_its_settings_and_judges_itself(tmp_path, monkeypatch, task, sizes):
     folder, config = write_tiny_folder(tmp_path / "model"), load_config(str(ROOT / "configs/tiny.py"))

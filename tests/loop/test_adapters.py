@@ -84,6 +84,7 @@ def adapters_in(workdir, role="generator"):
     return read_adapters(workdir, role, start_source(config, role).model_config)
 
 
+@pytest.mark.long
 def test_roles_of_one_checkpoint_share_the_arrays_of_its_base(model, policies, whole, tmp_path):
     config = config_of(model)
     copy_stage_one(whole, tmp_path)
@@ -126,6 +127,7 @@ def test_a_run_trains_its_adapters_and_saves_nothing_else(whole):
         read_state(whole / "checkpoints", {}, part=("generator", "base"))
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_the_same_to_the_bit(model, policies, whole, tmp_path):
     """Stopped in stage 1 and between two turns."""
     workdir = tmp_path / "stopped"
@@ -192,6 +194,7 @@ def two_policies(tmp_path_factory):
     return workdir, made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("said, rank, base_dtype, sources", [
     ("verifier.adapter=", RANK, "", ROLES),
     ("verifier.adapter=generator", RANK, "", ("generator", "generator")),
@@ -217,6 +220,7 @@ def test_roles_that_go_on_from_a_run_start_from_its_roles_and_one_policy_from_it
         assert all(ours is theirs for ours, theirs in zip(*bases, strict=True))
 
 
+@pytest.mark.long
 def test_the_export_of_one_policy_that_went_on_from_a_run_is_the_policy(two_policies, tmp_path):
     """The adapters of stage 1 are merged into the base that they were trained on."""
     own = (f"checkpoint={two_policies[0]}", f"model.lora.rank={RANK}", "mesh.fsdp=1", "sft.checkpoint_every=100")
@@ -275,6 +279,7 @@ def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, lora.split(weights["generator"])[1], stage_one)
 
 
+@pytest.mark.long
 def test_the_base_of_adapters_that_were_trained_on_another_runs_stage_one(model, tmp_path):
     """It is that run's result, also where a checkpoint is named, and of one policy in both roles the verifier's."""
     full = config_of(model, *(f"{role}.model.lora.rank=0" for role in ROLES))

@@ -87,6 +87,7 @@ def made(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_run_by_file_learns_by_its_method_and_stores_it(made):
     summary = json.loads((made / "run/summary.json").read_text())
     assert summary["arm"] == "mine"
@@ -105,6 +106,7 @@ def test_a_run_by_file_learns_by_its_method_and_stores_it(made):
     assert [term["name"] for term in row["advantage"]["terms"]] == ["outcome", "steps"]
 
 
+@pytest.mark.long
 def test_by_object_it_is_the_same_and_resumes_only_from_the_same_source(made, tmp_path):
     def run(arm: Arm) -> dict:
         return train(settings(), tmp_path / "run", SILENT, arm=arm, algorithms={"generator": HALVED},
@@ -136,6 +138,7 @@ def test_an_edited_turn_is_no_resumption(made):
         (made / "method.py").write_text(METHOD)
 
 
+@pytest.mark.long
 def test_an_edited_file_does_not_change_a_run_that_goes_on(made, tmp_path, monkeypatch):
     """What it learns by was loaded when it began: a turn after the edit is as it would have been without."""
     (tmp_path / "method.py").write_text(METHOD)

@@ -89,6 +89,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(arm, every_other, compiled, tmp_pa
     check_what_is_shown(arm, tmp_path / "whole", trained)
 
 
+@pytest.mark.long
 def test_the_teacher_stays_what_the_verifier_began_as(monkeypatch, compiled, tmp_path):
     seen, scores = [], PolicyWork.reference_logps
 

@@ -111,6 +111,7 @@ def test_ctrl_c_ends_with_one_line(interrupted):
     assert "Traceback" not in stopped.stderr + stopped.stdout
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tiny_train, tiny_run, tmp_path, abstract_states):
     workdir = tmp_path / "run"
     shutil.copytree(tiny_run.workdir, workdir)

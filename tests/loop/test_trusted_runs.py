@@ -51,6 +51,7 @@ def doubted(folder, train):
     return folder / "doubted"
 
 
+@pytest.mark.long
 def test_without_trust_a_run_is_grpo_to_the_digit(folder, doubted, train):
     train(config_of("arm=grpo"), folder / "grpo")
     ours, theirs = ([{name: value for name, value in row.items() if name.startswith("generator/")}
@@ -91,6 +92,7 @@ class StopWhileSampling(hosts.Preemption):
         return count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [0, 6, 9, 15])
 def test_a_turn_that_is_told_to_stop_while_it_samples_is_repeated(doubted, train, tmp_path, monkeypatch, number):
     """In an evaluation or a turn, before the first turn or after it; every turn that has ended is saved."""

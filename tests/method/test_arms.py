@@ -59,6 +59,7 @@ def test_the_table_cannot_be_changed_in_place():
         ARMS["tango"].turns["generator"] = baselines.solve_alone
 
 
+@pytest.mark.long
 def test_an_arm_of_ones_own_is_trained_drawn_and_reported(config, tmp_path):
     workdir = tmp_path / "runs" / "own"
     assert run_or_resume(config, workdir, SILENT)["arm"] == "own_label"
@@ -83,6 +84,7 @@ def test_an_arm_of_ones_own_is_trained_drawn_and_reported(config, tmp_path):
     assert (facts["arm"], facts["is_default_arm"]) == ("own_label", False)
 
 
+@pytest.mark.long
 def test_an_arm_of_ones_own_is_planned(config):
     target = dataclasses.replace(TARGETS["a100-80gb"], compilers=("a_package_that_is_not_there", "json"))
     plan = make_plan(PlanOptions(config, target, devices=1, per_process=1, filled=0.5, is_json=False), SILENT)

@@ -94,6 +94,7 @@ def test_each_is_written_in_a_few_lines(function):
 # ---------------------------------------------------------------------------------------------------- whole runs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_each_is_trained_from_a_file(name, tiny_train, tiny_run, tmp_path):
     """A cycle, from a stage 1 that has learned the format."""

@@ -186,6 +186,7 @@ def test_rows_that_continue_shared_prompts(implementation, window):
         assert np.abs(results(make_shared_prefix_attention(*arrays), is_real, qkv)["out"] - wanted["out"]).max() > 0.1
 
 
+@pytest.mark.long
 def test_loss_and_gradients_through_all_layers_on_a_mesh(monkeypatch):
     """The whole model with splash in its rematerialised scan, on four devices, against plain attention on one."""
     rng, params = np.random.default_rng(3), transformer.init_params(MODEL, jax.random.key(0))

@@ -145,6 +145,7 @@ def test_paged_reads_no_page_beyond_a_length():
     np.testing.assert_allclose(out, jnp.einsum("bkxs,bkse->bkxe", jax.nn.softmax(score), v), atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cache_tokens", [0, 84])
 def test_sampling_by_a_kernel_on_a_mesh(monkeypatch, xla_instead_of_cudnn, cache_tokens):
     """Rows that end at different steps, a cache that grows, fewer rows: the tokens and log-probs of xla. With a budget,

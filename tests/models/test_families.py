@@ -86,6 +86,7 @@ def assert_scored(model, params, rollout, shape):
     return batch, np.asarray(scored[mask])
 
 
+@pytest.mark.long
 @EACH
 def test_a_sampler_with_adapters_agrees_with_the_trainer_and_with_the_merged_model(name):
     model, weights = with_adapters(MODELS[name], random_params(MODELS[name]))
@@ -110,6 +111,7 @@ def test_a_budget_of_cached_tokens_and_split_heads_agree_with_the_trainer(name):
     assert np.abs(plain - scored).max() > 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prompt_bucket, cache_dtype", [(8, ""), (8, "int8"), (4, ""), (3, "")])
 def test_layers_with_a_window_keep_its_columns_alone(monkeypatch, prompt_bucket, cache_dtype):
     """As many as the window has, of a prompt and of the new tokens, through larger caches and fewer rows; where the

@@ -81,6 +81,7 @@ def test_attention_is_that_of_the_numbers_in_the_cache():
     assert 1e-5 < np.abs(out - exact).max() < 0.1 * np.abs(exact).max()  # the new key and value alone are rounded
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("join", [True, False])
 def test_layers_are_those_of_the_matrices_that_int8_stands_for(join):
     params = random_params()

@@ -106,6 +106,7 @@ def sampled(model, weights):
     return sampler.sample(sampler.layout(weights), request)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base_dtype", ["", "bfloat16", "int8"])
 @pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS)
 def test_sampler_and_trainer_agree_on_log_probs(targets, base_dtype):
@@ -167,6 +168,7 @@ LOSS = LossConfig(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base_dtype", ["", "int8"])
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 def test_the_gradient_is_that_of_the_merged_model(remat, base_dtype):

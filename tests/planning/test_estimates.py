@@ -122,6 +122,7 @@ def test_traffic_of_scoring_by_hand():
     assert update_traffic(model, alone, MicroBatchShape(1, 10), 4) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [(), ("generator.mesh.fsdp=2", "generator.mesh.tensor=2")])
 def test_estimates_of_compiled_programs(settings):
     """What is called known is known; what is not is right to a factor of a few; traffic is what is sent."""

@@ -294,6 +294,7 @@ def test_an_accelerator_gets_larger_batches_longer_answers_and_bfloat16(folder, 
     validate(config)
 
 
+@pytest.mark.long
 def test_less_memory_means_fewer_rows_and_too_little_is_an_error(folder, tmp_path, monkeypatch):
     """The sizes of SmolLM2-135M; its weights are not read."""
     problems = write_problems(tmp_path / "problems.jsonl", 200)

@@ -71,6 +71,7 @@ def test_less_memory_of_the_target_means_fewer_rows(folder, tmp_path):
         planned("Qwen/Qwen2.5-1.5B", problems, "tpu-v5e:1", *in_full)
 
 
+@pytest.mark.long
 def test_where_full_training_does_not_fit_adapters_are_trained(tmp_path):
     problems = write_problems(tmp_path / "problems.jsonl", 200)
     config = planned("Qwen/Qwen2.5-1.5B", problems, "tpu-v5e:1")

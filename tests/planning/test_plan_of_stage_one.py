@@ -61,6 +61,7 @@ def test_a_base_is_counted_once_unless_a_stage_one_trained_all_parameters(tmp_pa
     assert resident(job, "").parameters == adapters + bases * device_bytes(generator.base)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [
     [], ["verifier.sft.start=generator"], ["verifier.adapter=generator"],
     ["generator.init_from=RUN", "generator.sft.full=False", "generator.sft.steps=0"],

@@ -30,6 +30,7 @@ def on_l4():
         return found_on_l4()
 
 
+@pytest.mark.long
 def test_every_known_model_is_there_twice(on_l4, monkeypatch):
     assert on_l4.keys() == {(name, rank) for name in EXAMINED for rank in (0, 32)}
     some = next(iter(on_l4.values()))

@@ -89,6 +89,7 @@ def test_no_budget_changes_a_row(setup, temperature):
     assert_same_rows(last, whole)
 
 
+@pytest.mark.long
 def test_rows_and_heads_on_several_devices(setup):
     mesh = default_config().generator.mesh.copy_and_resolve_references()
     mesh.decode_tensor = 2

@@ -214,6 +214,7 @@ def run(folder, tmp_path_factory) -> Run:
     return Run(config, workdir, policies)
 
 
+@pytest.mark.long
 def test_a_folder_is_trained_on_gsm8k(run):
     summary = json.loads((run.workdir / "summary.json").read_text())
     assert summary["compiles_after_warmup"] == 0 and summary["logprob_gap_max"] < 1e-4
@@ -225,6 +226,7 @@ def test_a_folder_is_trained_on_gsm8k(run):
     assert kl[0] == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.long
 def test_interrupted_it_ends_the_same(run, tmp_path, monkeypatch):
     workdir = tmp_path / "run"
     shutil.copytree(run.workdir / "sft", workdir / "sft")
@@ -249,6 +251,7 @@ def test_interrupted_it_ends_the_same(run, tmp_path, monkeypatch):
         assert_equal_trees(*params)
 
 
+@pytest.mark.long
 def test_without_stage_one_it_starts_from_the_weights_of_a_gguf(gguf, run, tmp_path, monkeypatch):
     """The generator is read from a GGUF file, prompted in chat form; the verifier from an earlier run, prompted raw.
     The console knows what the run is at."""

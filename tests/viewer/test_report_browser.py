@@ -668,6 +668,7 @@ def test_a_problem_across_runs(page, report, rollouts):
 # ---------------------------------------------------------------------------------------------------------- folders
 
 
+@pytest.mark.long
 def test_a_bundle_is_opened_from_disk(browser, runs, rollouts, tmp_path):
     build_bundle(find_runs([runs]), tmp_path / "report")
     row = rollouts[-1]
