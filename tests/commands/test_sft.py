@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from support.paths import CONFIGS
 from tango_jax import sft, train
 from torture.runs import ROLES, SMALL
