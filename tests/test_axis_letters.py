@@ -124,10 +124,10 @@ def test_letters_of_records_have_one_size():
     sizes, wrong = sizes_of(vars(empty_batch(shape)))
     assert not wrong and sizes == shape._asdict()
     state = jax.eval_shape(lambda: decode.empty_state(tiny_sampler.MODEL, 9, rows=6, prompt_bucket=4, cache_bucket=8))
-    sizes, wrong = sizes_of(vars(state))
-    assert not wrong and sizes == {"B": 6, "S": 8, "T": 9}
-    sizes, wrong = sizes_of(vars(jax.eval_shape(lambda: slots.empty_slots(tiny_sampler.MODEL, 9, Shape(6, 8)))))
-    assert not wrong and sizes == {"B": 6, "T": 9}
+    slot = jax.eval_shape(lambda: slots.empty_slots(tiny_sampler.MODEL, 9, Shape(6, 8)))
+    for rows in (state.rows, slot.rows):
+        sizes, wrong = sizes_of(vars(rows) | {"prompt_length_B": slot.prompt_length_B})
+        assert not wrong and sizes == {"B": 6, "T": 9}
 
 
 @pytest.mark.parametrize("chunk", [0, 5])
@@ -156,7 +156,7 @@ def test_letters_of_sampling_have_one_size(checked):
     new = slots.NewRows(numbers, numbers, numbers, numbers, numbers, numbers, batch.key_data)
     state = fns.insert.eval_shape(fns.make_empty.eval_shape(Shape(6, 13)), read, numbers, new, sampling)
     state = fns.decode.eval_shape(weights, state, sampling, np.int32(0))
-    assert state.token_B.shape == (6,)
+    assert state.rows.token_B.shape == (6,)
     assert {"prefill", "decode", "decode_slots", "_insert", "sample_token", "keep_mask_BV", "inverse_cdf",
             "apply_rope"} <= checked
 

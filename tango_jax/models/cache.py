@@ -1,6 +1,6 @@
 """The key/value cache of decoding. In consecutive batches: a prefix of X columns per prompt, shared by its samples, and
-a suffix of S per row, of which all rows write the same column. Layers with a window keep a prompt's last columns and a
-ring of new tokens. In slots (`cache_tokens`): C columns per row, which are its positions.
+a suffix of S per row, of which all rows write the same column. In slots (`cache_tokens`): C columns per row, which are
+its positions. Layers with a window keep all columns, masked.
 
 Keys are [.., E, S] and values [.., S, E]; kernels take keys as values (`key_axis`).
 """
@@ -43,48 +43,15 @@ def key_axis(config: ModelConfig) -> int:
     return -1 if config.decode_attention == "xla" else -2
 
 
-def keep_windows(config: ModelConfig, prefix: Prefix) -> Prefix:
-    """In layers with a window, keep its last columns of each prompt; see `window_positions`."""
-
-    def keep(window: int, layer: tuple[Cached, Cached]) -> tuple[Cached, Cached]:
-        if not window or window > layer[1].shape[-2]:
-            return layer
-        column_PX = jnp.maximum(window_positions(prefix.length_P, window), 0)
-
-        def take(x: jax.Array, axis: int) -> jax.Array:
-            shape = [len(column_PX), *[1] * (x.ndim - 1)]
-            shape[axis] = window
-            return jnp.take_along_axis(x, column_PX.reshape(shape), axis)
-
-        return map_columns(take, *layer, key_axis(config))
-
-    layers = zip(config.layer_kinds, prefix.k, prefix.v, strict=True)
-    k, v = zip(*(keep(kind.window, (k, v)) for kind, k, v in layers), strict=True)
-    return prefix.replace(k=k, v=v)
-
-
-def window_positions(length_P: jax.Array, window: int) -> jax.Array:
-    """int32 [P, X]: positions of a prompt's last `window` tokens; negative ones do not exist."""
-    return length_P[:, None] - window + jnp.arange(window)[None, :]
-
-
-def suffix_length(window: int, length: int) -> int:
-    """Columns of new tokens that a layer keeps; window 0: all."""
-    return min(window or length, length)
-
-
-def init_suffix(config: ModelConfig, rows: int, length: int, keeps_all: bool = True) -> Suffix:
-    """An empty suffix. Without `keeps_all`, layers with a window keep at most its columns."""
+def init_suffix(config: ModelConfig, rows: int, length: int) -> Suffix:
     K, E, dtype = config.num_kv_heads, config.head_dim, jnp.dtype(config.sample_cache_dtype or config.compute_dtype)
-    lengths = [length if keeps_all else suffix_length(kind.window, length) for kind in config.layer_kinds]
 
-    def zeros(length: int, *shape: int) -> Cached:
+    def zeros(*shape: int) -> Cached:
         values = jnp.zeros((rows, K, *shape), dtype)
         return Quantized(values, jnp.zeros((rows, K, length), jnp.float32)) if config.sample_cache_dtype else values
 
-    is_last = key_axis(config) == -1
-    return Suffix(k=tuple(zeros(S, *((E, S) if is_last else (S, E))) for S in lengths),
-                  v=tuple(zeros(S, S, E) for S in lengths))
+    k_shape, layers = (E, length) if key_axis(config) == -1 else (length, E), range(config.num_layers)
+    return Suffix(k=tuple(zeros(*k_shape) for _ in layers), v=tuple(zeros(length, E) for _ in layers))
 
 
 def map_columns(
@@ -169,13 +136,13 @@ def make_decode_attention(
     suffix_k_BKES: Cached,
     suffix_v_BKSE: Cached,
     column: jax.Array,
-    is_own_BS: jax.Array,
+    is_own_1S: jax.Array,
     is_near_BX: jax.Array | None = None,
 ) -> AttendFn:
     """`attend_fn` for one new token per row; its cache is the updated suffix pair.
 
     Two products under one softmax: joining prefix and suffix would copy every prompt's cache M times. Each row writes
-    suffix `column` and attends to `is_own_BS` (with the new column) and, in a layer with a window, `is_near_BX`.
+    suffix `column` and attends to `is_own_1S` (with the new column) and, in a layer with a window, `is_near_BX`.
     """
 
     def attend_fn(q_B1HE: jax.Array, k_B1KE: jax.Array, v_B1KE: jax.Array) -> tuple[jax.Array, tuple]:
@@ -199,7 +166,7 @@ def make_decode_attention(
             prefix_BKGX = jnp.where(is_near_BX[:, None, None, :], prefix_BKGX, MASKED)
         suffix_BKGS = _scores(q_BKGE, new_k_BKES)
         # Other columns are zero or left by an earlier row.
-        suffix_BKGS = jnp.where(is_own_BS[:, None, None, :], suffix_BKGS, MASKED)
+        suffix_BKGS = jnp.where(is_own_1S[:, None, None, :], suffix_BKGS, MASKED)
 
         # One softmax over both parts.
         top_BKG1 = jnp.maximum(prefix_BKGX.max(-1, keepdims=True), suffix_BKGS.max(-1, keepdims=True))

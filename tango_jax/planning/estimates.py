@@ -89,7 +89,7 @@ def sampling_estimates(job: Job, role: str) -> dict[str, Program]:
     of_prompts = prompts * length * cached_token_bytes(model, tensor)
     # With a budget, a chunk of prompts is the result; otherwise a whole state in the first cache bucket.
     output = of_prompts if sizes.cache_tokens else device_bytes(shapes.states[0])
-    rows = shapes.states[-1].token_B.shape[0] / groups
+    rows = shapes.states[-1].rows.token_B.shape[0] / groups
     scores = rows * sizes.longest * model.num_heads / tensor * 4
     received = Collective("all-gather", weights, axis_members(placement.train, "fsdp", "tensor"), 1, in_pass=False)
     widest = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize

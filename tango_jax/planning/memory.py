@@ -89,7 +89,7 @@ def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
     else:
         read = phase._replace(cache=caches[0], temporaries=prefill.added - caches[0], error=prefill.error)
     # The loop is compiled in the last bucket. Its scratch memory grows with the rows, mostly by logits.
-    rows = [state.token_B.shape[0] for state in shapes.states]
+    rows = [state.rows.token_B.shape[0] for state in shapes.states]
     moments = [read]
     moments += [
         phase._replace(cache=cache, temporaries=decode.temp * count / rows[-1] + rest, error=decode.error)

@@ -7,6 +7,7 @@ smaller row bucket. Memory must hold all rows at their longest: `continuous.py` 
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from tango_jax.records import Rollout
@@ -78,7 +79,7 @@ class BatchDriver:
             state = self.decode_fn(weights, state, sampling, np.int32(smaller))
             previous, step = step, int(state.step)
             row_steps += len(row_B) * (step - previous)
-            is_alive_B = np.asarray(state.is_alive_B)
+            is_alive_B = np.asarray(state.rows.is_alive_B)
             num_alive = is_alive_B.sum()
             request.ended_fn(num_rows - int(num_alive))
             if num_alive == 0:
@@ -105,10 +106,10 @@ class BatchDriver:
         pending, seen = [state], set()
         while pending:
             state = pending.pop()
-            rows, length = shape = state.out_token_BS.shape
-            if (shape, state.prefix.length_P.shape) in seen:
+            rows, length = len(state.rows.token_B), state.suffix.v[0].shape[-2]
+            if (shape := (rows, length, len(state.prefix.length_P))) in seen:
                 continue
-            seen.add((shape, state.prefix.length_P.shape))
+            seen.add(shape)
             state = self.decode_fn(weights, state, sampling, np.int32(0))
             if length < self.config.cache_buckets[-1]:
                 pending.append(grow_cache(self.resize_fns, state, self.config.cache_bucket(length + 1)))
@@ -118,9 +119,9 @@ class BatchDriver:
 
 def _collect(state: DecodeState, row_B: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """{row of the request: (tokens, log-probs)} without NO_ROW."""
-    out_token_BS, out_logp_BS = np.asarray(state.out_token_BS), np.asarray(state.out_logp_BS)
-    length_B = np.asarray(state.length_B)
+    rows = state.rows
+    token_BT, logp_BT, length_B = jax.device_get((rows.out_token_BT, rows.out_logp_BT, rows.length_B))
     return {
-        int(row_B[b]): (out_token_BS[b, : length_B[b]].copy(), out_logp_BS[b, : length_B[b]].copy())
+        int(row_B[b]): (token_BT[b, : length_B[b]].copy(), logp_BT[b, : length_B[b]].copy())
         for b in np.flatnonzero(row_B != NO_ROW)
     }

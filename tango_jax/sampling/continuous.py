@@ -103,7 +103,7 @@ class ContinuousDriver:
                 cache = jax.tree.map(
                     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=fns.cache_sharding), cache
                 )
-                state = fns.restore(state.replace(is_alive_B=is_alive_B), cache, _no_rows(shards, shape.rows))
+                state = fns.restore(_with_alive(state, is_alive_B), cache, _no_rows(shards, shape.rows))
             state = fns.decode(weights, state, sampling, np.int32(0))
             if following:
                 _resized(fns, state, following, np.zeros((following.rows,), np.int32))
@@ -155,7 +155,7 @@ class ContinuousDriver:
     def _save(self, run: _Run, table: Table, seats: Iterable[Seat]) -> None:
         for taken in _rounds(run.limits, seats):
             is_alive_B, cache = self.fns.save(run.state, _slots(run.limits, table, taken))
-            run.state, cache = run.state.replace(is_alive_B=is_alive_B), jax.device_get(cache)
+            run.state, cache = _with_alive(run.state, is_alive_B), jax.device_get(cache)
             for seat in filter(None, taken):
                 # A view would keep the other shards' rows of this round.
                 run.saved[seat.row] = jax.tree.map(lambda x, z=seat.shard: x[:, z : z + 1].copy(), cache)
@@ -171,9 +171,8 @@ class ContinuousDriver:
     def _decode(self, run: _Run, table: Table, min_alive: int) -> tuple[np.ndarray, np.ndarray]:
         """(length_B, is_ended_B) of all rows."""
         run.state = state = self.fns.decode(run.weights, run.state, run.sampling, np.int32(min_alive))
-        steps, slot_length_B, slot_is_alive_B, slot_token_BT, slot_logp_BT = jax.device_get(
-            (state.steps, state.length_B, state.is_alive_B, state.out_token_BT, state.out_logp_BT)
-        )
+        told = state.rows.length_B, state.rows.is_alive_B, state.rows.out_token_BT, state.rows.out_logp_BT
+        steps, (slot_length_B, slot_is_alive_B, slot_token_BT, slot_logp_BT) = jax.device_get((state.steps, told))
         # The state's rows are the slots, shard by shard; `rows` are the request's.
         slots = np.flatnonzero(table.row_ZR != NONE)
         rows, length_B = table.row_ZR.reshape(-1)[slots], table.length_B.copy()
@@ -195,6 +194,10 @@ class ContinuousDriver:
                 prompt = request.prompts[index]
                 token_PX[place, : len(prompt)], length_P[place] = prompt, len(prompt)
         return token_PX, length_P
+
+
+def _with_alive(state: SlotState, is_alive_B: jax.Array) -> SlotState:
+    return state.replace(rows=state.rows.replace(is_alive_B=is_alive_B))
 
 
 def _resized(fns: SlotFns, state: SlotState, shape: Shape, keep_B: np.ndarray) -> SlotState:

@@ -2,6 +2,7 @@
 shapes alone. `batches.py` calls them; those of continuous batching are in `slots.py`."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -31,34 +32,37 @@ class PromptBatch:
 
 
 @struct.dataclass
-class DecodeState:
-    """What a decode step reads and writes. Rows begin together: in a step all write the same of S columns. In a layer
-    with a window the suffix is a ring."""
+class Rows:
+    """What sampling knows of B rows, beside their caches; T is the largest cache bucket."""
 
-    prefix: kv.Prefix
-    suffix: kv.Suffix
-    step: jax.Array  # int32[], tokens sampled by rows that are alive; the newest is in column step - 1
-    token_B: jax.Array  # int32, the newest token
+    token_B: jax.Array  # int32, the newest token, which is not in the cache yet
     is_alive_B: jax.Array  # bool, still generating
     limit_B: jax.Array  # int32, new tokens allowed
     length_B: jax.Array  # int32, new tokens so far; stands still once the row has ended
-    uniform_BT: jax.Array  # float32, one random number per row and new token; T is the largest cache bucket
-    out_token_BS: jax.Array  # int32, new tokens, EOS included
-    out_logp_BS: jax.Array  # float32, their log-probs under the sampling distribution; NaN: logits were not finite
+    uniform_BT: jax.Array  # float32, one random number per row and new token
+    out_token_BT: jax.Array  # int32, new tokens, EOS included
+    out_logp_BT: jax.Array  # float32, their log-probs under the sampling distribution; NaN: logits were not finite
+
+
+@struct.dataclass
+class DecodeState:
+    """What a decode step reads and writes. Rows begin together: in a step all write the same column of the suffix."""
+
+    prefix: kv.Prefix
+    suffix: kv.Suffix
+    step: jax.Array  # int32[], tokens sampled by rows that are alive
+    rows: Rows
 
 
 def state_specs() -> DecodeState:
     """Rows over devices, heads over tensor groups of `sharding.DECODE_AXES`."""
     rows, heads = PartitionSpec("rows"), PartitionSpec("rows", "tensor")
-    arrays = {field.name: rows for field in dataclasses.fields(DecodeState)}
-    return DecodeState(
-        **arrays
-        | {
-            "prefix": kv.Prefix(k=heads, v=heads, length_P=rows),
-            "suffix": kv.Suffix(k=heads, v=heads),
-            "step": PartitionSpec(),
-        }
-    )
+    prefix, suffix = kv.Prefix(k=heads, v=heads, length_P=rows), kv.Suffix(k=heads, v=heads)
+    return DecodeState(prefix=prefix, suffix=suffix, step=PartitionSpec(), rows=rows_specs())
+
+
+def rows_specs() -> Rows:
+    return Rows(**{field.name: PartitionSpec("rows") for field in dataclasses.fields(Rows)})
 
 
 def shardings_of(mesh: Mesh | None, specs: object) -> object:
@@ -76,15 +80,15 @@ def empty_state(config: ModelConfig, max_new: int, rows: int, prompt_bucket: int
     return DecodeState(
         prefix=kv.Prefix(k=prefix.k, v=prefix.v, length_P=jnp.ones((rows,), jnp.int32)),
         suffix=kv.init_suffix(config, rows, cache_bucket),
-        step=jnp.ones((), jnp.int32),
-        token_B=jnp.zeros((rows,), jnp.int32),
-        is_alive_B=jnp.zeros((rows,), bool),
-        limit_B=jnp.zeros((rows,), jnp.int32),
-        length_B=jnp.zeros((rows,), jnp.int32),
-        uniform_BT=jnp.zeros((rows, max_new), jnp.float32),
-        out_token_BS=jnp.zeros((rows, cache_bucket), jnp.int32),
-        out_logp_BS=jnp.zeros((rows, cache_bucket), jnp.float32),
+        step=jnp.zeros((), jnp.int32),
+        rows=empty_rows(rows, max_new),
     )
+
+
+def empty_rows(count: int, max_new: int) -> Rows:
+    ints, floats = jnp.zeros((count,), jnp.int32), jnp.zeros((count, max_new), jnp.float32)
+    return Rows(token_B=ints, is_alive_B=jnp.zeros((count,), bool), limit_B=ints, length_B=ints, uniform_BT=floats,
+                out_token_BT=jnp.zeros((count, max_new), jnp.int32), out_logp_BT=floats)
 
 
 def row_uniforms(key_data: jax.Array, number_B: jax.Array, count: int) -> jax.Array:
@@ -95,23 +99,28 @@ def row_uniforms(key_data: jax.Array, number_B: jax.Array, count: int) -> jax.Ar
     return jax.vmap(lambda row_key: jax.random.uniform(row_key, (count,)))(keys_B)
 
 
-def _append_token(
-    state: DecodeState, logits_BV: jax.Array, sampling: SamplingParams, stop_ids: tuple[int, ...], mesh: Mesh | None
-) -> DecodeState:
-    column = state.step % state.out_token_BS.shape[1]
-    # Clipped for rows that ended at their last number; what they draw is dropped below.
-    uniform_B = jnp.take_along_axis(state.uniform_BT, state.length_B[:, None], axis=1, mode="clip")[:, 0]
+def append_tokens(
+    rows: Rows, logits_BV: jax.Array, sampling: SamplingParams, stop_ids: tuple[int, ...], mesh: Mesh | None
+) -> Rows:
+    """Samples the next token of the rows that are alive."""
+    # Clipped for rows that ended at their last number; what they draw is dropped.
+    uniform_B = jnp.take_along_axis(rows.uniform_BT, rows.length_B[:, None], axis=1, mode="clip")[:, 0]
     token_B, logp_B = sample_tokens(mesh, logits_BV, uniform_B, sampling)
-    token_B = jnp.where(state.is_alive_B, token_B, 0)
-    logp_B = jnp.where(state.is_alive_B, logp_B, 0.0)
-    length_B = state.length_B + state.is_alive_B
-    return state.replace(
-        step=state.step + 1,
+    place_B = jnp.where(rows.is_alive_B, rows.length_B, rows.uniform_BT.shape[1])
+    length_B = rows.length_B + rows.is_alive_B
+    return rows.replace(
         token_B=token_B,
         length_B=length_B,
-        is_alive_B=state.is_alive_B & goes_on(token_B, logp_B, length_B, state.limit_B, stop_ids),
-        out_token_BS=lax.dynamic_update_slice(state.out_token_BS, token_B[:, None], (0, column)),
-        out_logp_BS=lax.dynamic_update_slice(state.out_logp_BS, logp_B[:, None], (0, column)),
+        is_alive_B=rows.is_alive_B & goes_on(token_B, logp_B, length_B, rows.limit_B, stop_ids),
+        out_token_BT=_put_numbers(rows.out_token_BT, place_B, token_B),
+        out_logp_BT=_put_numbers(rows.out_logp_BT, place_B, logp_B),
+    )
+
+
+def _put_numbers(target_BT: jax.Array, place_B: jax.Array, number_B: jax.Array) -> jax.Array:
+    """One in each row, which stays on its device; none beyond the last place."""
+    return jax.vmap(lambda row_T, place, number: row_T.at[place].set(number, mode="drop"))(
+        target_BT, place_B, number_B
     )
 
 
@@ -155,19 +164,13 @@ def prefill(
     `cache_bucket` new tokens, and may grow to `max_new`."""
     P, B = batch.token_PX.shape[0], batch.limit_B.shape[0]
     prefix, logits_PV = read_prompts(config, mesh, weights, batch.token_PX, batch.length_P)
-    state = DecodeState(
-        prefix=kv.keep_windows(config, prefix),
-        suffix=kv.init_suffix(config, B, cache_bucket, keeps_all=False),
-        step=jnp.zeros((), jnp.int32),
-        token_B=jnp.zeros((B,), jnp.int32),
-        is_alive_B=batch.limit_B > 0,
-        limit_B=batch.limit_B,
-        length_B=jnp.zeros((B,), jnp.int32),
+    rows = empty_rows(B, max_new).replace(
+        is_alive_B=batch.limit_B > 0, limit_B=batch.limit_B,
         uniform_BT=row_uniforms(batch.key_data, batch.number_B, max_new),
-        out_token_BS=jnp.zeros((B, cache_bucket), jnp.int32),
-        out_logp_BS=jnp.zeros((B, cache_bucket), jnp.float32),
     )
-    return _append_token(state, jnp.repeat(logits_PV, B // P, axis=0), sampling, stop_ids, mesh)
+    rows = append_tokens(rows, jnp.repeat(logits_PV, B // P, axis=0), sampling, stop_ids, mesh)
+    suffix = kv.init_suffix(config, B, cache_bucket)
+    return DecodeState(prefix=prefix, suffix=suffix, step=jnp.ones((), jnp.int32), rows=rows)
 
 
 def decode(
@@ -180,65 +183,64 @@ def decode(
     mesh: Mesh | None = None,
 ) -> DecodeState:
     """Samples until a row has filled the cache bucket, or at most `min_alive` (int32[]) rows are alive."""
-    B, S = state.out_token_BS.shape
+    B, S = len(state.rows.token_B), state.suffix.v[0].shape[-2]
     prompt_length_B = jnp.repeat(state.prefix.length_P, B // state.prefix.length_P.shape[0])
 
     def is_unfinished(state: DecodeState) -> jax.Array:
         # One sum over the devices for both conditions: a row without room outweighs all others.
-        vote_B = jnp.where(state.length_B < S, 1, -B)
-        return jnp.sum(jnp.where(state.is_alive_B, vote_B, 0)) > min_alive
+        vote_B = jnp.where(state.rows.length_B < S, 1, -B)
+        return jnp.sum(jnp.where(state.rows.is_alive_B, vote_B, 0)) > min_alive
 
     def body(state: DecodeState) -> DecodeState:
-        rope = transformer.rope_tables(config, (prompt_length_B + state.length_B - 1)[:, None])
-        attend_fns = _attend_fns(config, mesh, state)
-        x_B1D, layers = transformer.embed_tokens(config, weights, state.token_B[:, None]), weights["layers"]
-        if config.sample_weight_dtype:
-            layers, x_B1D = in_this_step(layers, x_B1D)
-        x_B1D, caches = decode_layers.apply_split_layers(config, layers, x_B1D, rope, attend_fns)
-        logits_BV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], x_B1D)[:, 0]
+        rows, attend_fns = state.rows, _attend_fns(config, mesh, state)
+        logits_BV, caches = decode_step(config, weights, rows.token_B, prompt_length_B + rows.length_B - 1, attend_fns)
         suffix = kv.Suffix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches))
-        return _append_token(state.replace(suffix=suffix), logits_BV, sampling, stop_ids, mesh)
+        rows = append_tokens(rows, logits_BV, sampling, stop_ids, mesh)
+        return state.replace(suffix=suffix, step=state.step + 1, rows=rows)
 
     # Not a scan over all columns: most rows end long before the limit, and with the last one the loop ends.
     return lax.while_loop(is_unfinished, body, state)
 
 
+def decode_step(
+    config: ModelConfig, weights: dict, token_B: jax.Array, position_B: jax.Array, attend_fns: Sequence[AttendFn]
+) -> tuple[jax.Array, tuple]:
+    """(logits_BV of the next tokens, each layer's cache) from a row's newest token and its position."""
+    x_B1D, layers = transformer.embed_tokens(config, weights, token_B[:, None]), weights["layers"]
+    if config.sample_weight_dtype:
+        layers, x_B1D = in_this_step(layers, x_B1D)
+    rope = transformer.rope_tables(config, position_B[:, None])
+    x_B1D, caches = decode_layers.apply_split_layers(config, layers, x_B1D, rope, attend_fns)
+    return transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], x_B1D)[:, 0], caches
+
+
 def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: DecodeState) -> list[AttendFn]:
-    prefix, suffix = state.prefix, state.suffix
+    prefix, suffix, column = state.prefix, state.suffix, state.step - 1
     layers = list(zip(prefix.k, prefix.v, suffix.k, suffix.v, strict=True))
     if config.decode_attention == "xla":
-        sizes = [(kind.window, pv.shape[-2], sv.shape[-2])
-                 for kind, (_, pv, _, sv) in zip(config.layer_kinds, layers, strict=True)]
-        masks = {size: _masks(state, *size) for size in dict.fromkeys(sizes)}
+        masks = {window: _masks(state, window) for window in set(config.windows)}
         fns = []
-        for size, (pk, pv, sk, sv) in zip(sizes, layers, strict=True):
-            column, is_prompt_PX, is_own_BS, is_near_BX = masks[size]
-            fns.append(kv.make_decode_attention(pk, pv, is_prompt_PX, sk, sv, column, is_own_BS, is_near_BX))
+        for kind, (pk, pv, sk, sv) in zip(config.layer_kinds, layers, strict=True):
+            is_prompt_PX, is_own_1S, is_near_BX = masks[kind.window]
+            fns.append(kv.make_decode_attention(pk, pv, is_prompt_PX, sk, sv, column, is_own_1S, is_near_BX))
         return fns
-    column = (state.step - 1) % state.out_token_BS.shape[1]
     # Ended rows, and prompts whose rows have ended, need nothing; a kernel wants one column at least.
-    is_asked_P = state.is_alive_B.reshape(prefix.length_P.shape[0], -1).any(axis=1)
+    is_asked_P = state.rows.is_alive_B.reshape(prefix.length_P.shape[0], -1).any(axis=1)
     prompt_length_P = jnp.where(is_asked_P, prefix.length_P, 1)
-    length_B = jnp.where(state.is_alive_B, column + 1, 1)
+    length_B = jnp.where(state.rows.is_alive_B, column + 1, 1)
     return [
         make_skipping_decode_attention(pk, pv, prompt_length_P, sk, sv, column, length_B, config.decode_attention, mesh)
         for pk, pv, sk, sv in layers
     ]
 
 
-def _masks(state: DecodeState, window: int, X: int, S: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """For layers with this window (0: none) and caches of X and S columns: the newest tokens' column, prefix columns
-    that hold a token, own columns that a row sees and, with a window, its prefix columns."""
-    column, length_P = (state.step - 1) % S, state.prefix.length_P
-    age_S = (column - jnp.arange(S)) % S
-    is_own_BS = age_S[None, :] < state.length_B[:, None]
+def _masks(state: DecodeState, window: int) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """For layers with this window (0: none): prefix columns that hold a token, own columns that rows see and, with a
+    window, the prefix columns of each row."""
+    length_P, x_X = state.prefix.length_P, jnp.arange(state.prefix.v[0].shape[-2])
+    age_1S = state.step - 1 - jnp.arange(state.suffix.v[0].shape[-2])[None, :]
+    is_prompt_PX = x_X[None, :] < length_P[:, None]
     if not window:
-        return column, jnp.arange(X)[None, :] < length_P[:, None], is_own_BS, None
-    # A prefix of the window's size holds the last tokens of a prompt (cache.keep_windows), any other all of them.
-    all_PX = jnp.broadcast_to(jnp.arange(X), (len(length_P), X))
-    position_PX = kv.window_positions(length_P, X) if X == window else all_PX
-    is_prompt_PX = (position_PX >= 0) & (position_PX < length_P[:, None])
-    samples = len(state.length_B) // len(length_P)
-    newest_B = jnp.repeat(length_P, samples) + state.length_B - 1
-    is_near_BX = newest_B[:, None] - jnp.repeat(position_PX, samples, axis=0) < window
-    return column, is_prompt_PX, is_own_BS & (age_S < window)[None, :], is_near_BX
+        return is_prompt_PX, age_1S >= 0, None
+    newest_B = jnp.repeat(length_P, len(state.rows.length_B) // len(length_P)) + state.step - 1
+    return is_prompt_PX, (age_1S >= 0) & (age_1S < window), newest_B[:, None] - x_X[None, :] < window

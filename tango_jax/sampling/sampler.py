@@ -82,7 +82,6 @@ def make_sampler(
         decode_fn = jax.jit(decode_fn, donate_argnums=1, out_shardings=state_shardings)
         first = functools.partial(decode.prefill, model_config, stop_ids, config.cache_buckets[0], max_new, mesh)
         prefill_fn = jax.jit(first, out_shardings=state_shardings)
-        windows = tuple(kind.window for kind in model_config.layer_kinds)
-        resize_fns = make_resize_fns(mesh, kv.key_axis(model_config), windows)
+        resize_fns = make_resize_fns(mesh, kv.key_axis(model_config))
         driver = BatchDriver(config, stop_ids, prefill_fn, decode_fn, resize_fns)
     return Sampler(config, placement, jax.jit(split, out_shardings=weight_shardings), driver)

@@ -18,34 +18,36 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from tango_jax.models import cache as kv
-from tango_jax.models import decode_layers, transformer
 from tango_jax.models.attention import AttendFn
 from tango_jax.models.decode_attention import make_part_attention
-from tango_jax.models.int8 import in_this_step
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.sampling.buckets import Shape
-from tango_jax.sampling.decode import goes_on, read_prompts, row_uniforms, shardings_of
-from tango_jax.sampling.logits import SamplingParams, logits_spec, sample_on_shard, sample_tokens
+from tango_jax.sampling.decode import (
+    Rows,
+    append_tokens,
+    decode_step,
+    empty_rows,
+    goes_on,
+    read_prompts,
+    row_uniforms,
+    rows_specs,
+    shardings_of,
+)
+from tango_jax.sampling.logits import SamplingParams, logits_spec, sample_on_shard
 
 ENTERING = 4  # rows of a shard that enter in one call
 
 
 @struct.dataclass
 class SlotState:
-    """B rows; C columns; T the most new tokens."""
+    """B slots of C columns, in layers L."""
 
     k: tuple  # L x [B, K, E, C], or [B, K, C, E] for a kernel
     v: tuple  # L x [B, K, C, E]
-    token_B: jax.Array  # int32, the newest token, which is not in the cache yet
-    is_alive_B: jax.Array  # bool, still generating
-    limit_B: jax.Array  # int32, new tokens allowed
-    length_B: jax.Array  # int32, new tokens so far; stands still once the row has ended
     prompt_length_B: jax.Array  # int32
-    steps: jax.Array  # int32[], decode steps of the last loop
-    uniform_BT: jax.Array  # float32, one random number per row and new token
-    out_token_BT: jax.Array  # int32, new tokens, EOS included
-    out_logp_BT: jax.Array  # float32, their log-probs under the sampling distribution; NaN: logits were not finite
+    steps: jax.Array  # int32[], of the last decode loop
+    rows: Rows
 
 
 @struct.dataclass
@@ -99,8 +101,7 @@ class SlotFns:
 def slot_specs() -> SlotState:
     """Rows over devices, heads over tensor groups of `sharding.DECODE_AXES`."""
     rows, heads = PartitionSpec("rows"), PartitionSpec("rows", "tensor")
-    arrays = {field.name: rows for field in dataclasses.fields(SlotState)}
-    return SlotState(**arrays | {"k": heads, "v": heads, "steps": PartitionSpec()})
+    return SlotState(k=heads, v=heads, prompt_length_B=rows, steps=PartitionSpec(), rows=rows_specs())
 
 
 def make_slot_fns(
@@ -149,22 +150,9 @@ def without_caches(state: SlotState) -> SlotState:
 
 
 def empty_slots(config: ModelConfig, max_new: int, shape: Shape) -> SlotState:
-    rows, columns = shape
-    cache = kv.init_suffix(config, rows, columns)
-    ints = jnp.zeros((rows,), jnp.int32)
-    return SlotState(
-        k=cache.k,
-        v=cache.v,
-        token_B=ints,
-        is_alive_B=jnp.zeros((rows,), bool),
-        limit_B=ints,
-        length_B=ints,
-        prompt_length_B=ints,
-        steps=jnp.zeros((), jnp.int32),
-        uniform_BT=jnp.zeros((rows, max_new), jnp.float32),
-        out_token_BT=jnp.zeros((rows, max_new), jnp.int32),
-        out_logp_BT=jnp.zeros((rows, max_new), jnp.float32),
-    )
+    count, columns = shape
+    cache, zeros = kv.init_suffix(config, count, columns), jnp.zeros((count,), jnp.int32)
+    return SlotState(cache.k, cache.v, zeros, jnp.zeros((), jnp.int32), empty_rows(count, max_new))
 
 
 def _read(
@@ -183,14 +171,15 @@ def _put(target: jax.Array, slot_B: jax.Array, rows: jax.Array | float) -> jax.A
 
 def _put_rows(max_new: int, state: SlotState, new: NewRows) -> SlotState:
     """Everything but the caches. Random numbers depend on key and row alone, and are drawn again."""
-    return state.replace(
-        prompt_length_B=_put(state.prompt_length_B, new.slot_B, new.prompt_length_B),
-        token_B=_put(state.token_B, new.slot_B, new.token_B),
-        is_alive_B=_put(state.is_alive_B, new.slot_B, True),
-        limit_B=_put(state.limit_B, new.slot_B, new.limit_B),
-        length_B=_put(state.length_B, new.slot_B, new.length_B),
-        uniform_BT=_put(state.uniform_BT, new.slot_B, row_uniforms(new.key_data, new.number_B, max_new)),
+    rows, slot_B = state.rows, new.slot_B
+    rows = rows.replace(
+        token_B=_put(rows.token_B, slot_B, new.token_B),
+        is_alive_B=_put(rows.is_alive_B, slot_B, True),
+        limit_B=_put(rows.limit_B, slot_B, new.limit_B),
+        length_B=_put(rows.length_B, slot_B, new.length_B),
+        uniform_BT=_put(rows.uniform_BT, slot_B, row_uniforms(new.key_data, new.number_B, max_new)),
     )
+    return state.replace(prompt_length_B=_put(state.prompt_length_B, slot_B, new.prompt_length_B), rows=rows)
 
 
 def _insert(
@@ -212,23 +201,23 @@ def _insert(
     uniform_B = row_uniforms(new.key_data, new.number_B, max_new)[:, 0]
     token_B, logp_B = sample_fn(read.logits_PV[place_B], uniform_B, sampling)
     is_alive_B = goes_on(token_B, logp_B, jnp.ones_like(token_B), new.limit_B, stop_ids)
-    return state.replace(
-        token_B=_put(state.token_B, new.slot_B, token_B),
-        is_alive_B=_put(state.is_alive_B, new.slot_B, is_alive_B),
-        length_B=_put(state.length_B, new.slot_B, 1),
-        out_token_BT=state.out_token_BT.at[new.slot_B, 0].set(token_B, mode="drop"),
-        out_logp_BT=state.out_logp_BT.at[new.slot_B, 0].set(logp_B, mode="drop"),
-    )
+    rows = state.rows
+    return state.replace(rows=rows.replace(
+        token_B=_put(rows.token_B, new.slot_B, token_B),
+        is_alive_B=_put(rows.is_alive_B, new.slot_B, is_alive_B),
+        out_token_BT=rows.out_token_BT.at[new.slot_B, 0].set(token_B, mode="drop"),
+        out_logp_BT=rows.out_logp_BT.at[new.slot_B, 0].set(logp_B, mode="drop"),
+    ))
 
 
 def _save(state: SlotState, slot_1: jax.Array) -> tuple[jax.Array, RowCache]:
     """One row's caches, and which rows are alive without it."""
-    slot = jnp.minimum(slot_1[0], state.length_B.shape[0] - 1)
+    slot = jnp.minimum(slot_1[0], len(state.prompt_length_B) - 1)
 
     def row_of(layers: tuple) -> kv.Cached:
         return jax.tree.map(lambda *xs: jnp.stack([lax.dynamic_slice_in_dim(x, slot, 1) for x in xs]), *layers)
 
-    return _put(state.is_alive_B, slot_1, False), RowCache(row_of(state.k), row_of(state.v))
+    return _put(state.rows.is_alive_B, slot_1, False), RowCache(row_of(state.k), row_of(state.v))
 
 
 def _restore(max_new: int, state: SlotState, cache: RowCache, new: NewRows) -> SlotState:
@@ -248,9 +237,8 @@ def _resize_layer(key_axis: int, columns: int, layer: tuple, keep_B: jax.Array) 
 
 
 def _resize_rest(rest: SlotState, keep_B: jax.Array) -> SlotState:
-    kept = {field.name: getattr(rest, field.name)[keep_B] for field in dataclasses.fields(rest)
-            if field.name not in ("k", "v", "steps")}
-    return rest.replace(**kept)
+    prompt_length_B, rows = jax.tree.map(lambda x: x[keep_B], (rest.prompt_length_B, rest.rows))
+    return rest.replace(prompt_length_B=prompt_length_B, rows=rows)
 
 
 def decode_slots(
@@ -263,55 +251,31 @@ def decode_slots(
     min_alive: jax.Array,
 ) -> SlotState:
     """Samples until a row has filled its slot, or at most `min_alive` (int32[]) rows are alive."""
-    B, columns = len(state.token_B), state.v[0].shape[-2]
+    B, columns = len(state.prompt_length_B), state.v[0].shape[-2]
 
     def is_unfinished(state: SlotState) -> jax.Array:
         # One sum over the devices for both conditions: a row without room outweighs all others.
-        vote_B = jnp.where(state.prompt_length_B + state.length_B <= columns, 1, -B)
-        return jnp.sum(jnp.where(state.is_alive_B, vote_B, 0)) > min_alive
+        vote_B = jnp.where(state.prompt_length_B + state.rows.length_B <= columns, 1, -B)
+        return jnp.sum(jnp.where(state.rows.is_alive_B, vote_B, 0)) > min_alive
 
     def body(state: SlotState) -> SlotState:
         # Of the newest token. What ended rows write is not read.
-        position_B = jnp.minimum(state.prompt_length_B + state.length_B - 1, columns - 1)
-        rope = transformer.rope_tables(config, position_B[:, None])
-        x_B1D, layers = transformer.embed_tokens(config, weights, state.token_B[:, None]), weights["layers"]
-        if config.sample_weight_dtype:
-            layers, x_B1D = in_this_step(layers, x_B1D)
+        position_B = jnp.minimum(state.prompt_length_B + state.rows.length_B - 1, columns - 1)
         attend_fns = _attend_fns(config, mesh, state, position_B)
-        x_B1D, caches = decode_layers.apply_split_layers(config, layers, x_B1D, rope, attend_fns)
-        logits_BV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], x_B1D)[:, 0]
-        # Clipped for rows that ended at their last number; what they draw is dropped.
-        uniform_B = jnp.take_along_axis(state.uniform_BT, state.length_B[:, None], axis=1, mode="clip")[:, 0]
-        token_B, logp_B = sample_tokens(mesh, logits_BV, uniform_B, sampling)
-        is_alive_B, place_B = state.is_alive_B, jnp.where(state.is_alive_B, state.length_B, state.uniform_BT.shape[1])
-        length_B = state.length_B + is_alive_B
-        return state.replace(
-            k=tuple(k for k, _ in caches),
-            v=tuple(v for _, v in caches),
-            token_B=token_B,
-            length_B=length_B,
-            is_alive_B=is_alive_B & goes_on(token_B, logp_B, length_B, state.limit_B, stop_ids),
-            steps=state.steps + 1,
-            out_token_BT=_put_numbers(state.out_token_BT, place_B, token_B),
-            out_logp_BT=_put_numbers(state.out_logp_BT, place_B, logp_B),
-        )
+        logits_BV, caches = decode_step(config, weights, state.rows.token_B, position_B, attend_fns)
+        rows = append_tokens(state.rows, logits_BV, sampling, stop_ids, mesh)
+        k, v = zip(*caches, strict=True)
+        return state.replace(k=k, v=v, steps=state.steps + 1, rows=rows)
 
     # Not a scan: most rows end long before the limit, and with the last one the loop ends.
     return lax.while_loop(is_unfinished, body, state.replace(steps=jnp.zeros((), jnp.int32)))
-
-
-def _put_numbers(target_BT: jax.Array, place_B: jax.Array, number_B: jax.Array) -> jax.Array:
-    """One in each row, which stays on its device; none beyond the last place."""
-    return jax.vmap(lambda row_T, place, number: row_T.at[place].set(number, mode="drop"))(
-        target_BT, place_B, number_B
-    )
 
 
 def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: SlotState, position_B: jax.Array) -> list[AttendFn]:
     layers = list(zip(state.k, state.v, strict=True))
     if config.decode_attention != "xla":
         # Ended rows need nothing; a kernel wants one column at least.
-        length_B = jnp.where(state.is_alive_B, position_B + 1, 1)
+        length_B = jnp.where(state.rows.is_alive_B, position_B + 1, 1)
         part_fn = make_part_attention(config.decode_attention, mesh)
         return [kv.make_slot_attention(k, v, position_B, part_fn=part_fn, length_B=length_B) for k, v in layers]
     age_BC = position_B[:, None] - jnp.arange(state.v[0].shape[-2])[None, :]

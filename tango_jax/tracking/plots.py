@@ -42,18 +42,6 @@ def make_figure(
     return figure
 
 
-def make_grid(
-    count: int, columns: int, width: float, row_height: float, margin: float, **options
-) -> tuple[Figure, list[Axes]]:
-    """`count` panels in rows of `columns`, with `margin` inches above and below."""
-    rows = -(-count // columns)
-    figure = make_figure(width=width, height=rows * row_height + margin)
-    panels = figure.subplots(rows, columns, squeeze=False, **options).flatten().tolist()
-    for axes in panels[count:]:
-        axes.set_axis_off()
-    return figure, panels[:count]
-
-
 def style(axes: Axes) -> None:
     axes.tick_params(labelsize=8, length=3, color=GREY)
     axes.spines[["top", "right"]].set_visible(False)
