@@ -9,7 +9,6 @@ An axis of the grid is a config key with a list of values, or a name with labell
 A label may set `ablation.arms` and `ablation.seeds`, and `seed` for stage 1. A cell's folder is `words=8,data_seed=3`;
 an empty label adds nothing. Axes of starts (START_KEYS) are no part of the setting, `words=8`, over which results are
 averaged. Cells share a stage 1 where the tokenizer and all settings but NOT_IN_STAGE_ONE are equal.
-
 """
 
 import dataclasses

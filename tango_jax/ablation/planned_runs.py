@@ -2,7 +2,6 @@
 
 A run is in DIR/<cell>/<arm>/seed_<n>, its stage 1 in DIR/stage_one/<name>/sft; without a grid in DIR/<arm>/seed_<n>,
 and DIR/sft.
-
 """
 
 import dataclasses

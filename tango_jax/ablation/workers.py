@@ -2,7 +2,6 @@
 
 Each job's command, `python -m tango_jax.train --config=FOLDER/config.json --workdir=FOLDER`, stands at the top of its
 log, FOLDER/train.log.
-
 """
 
 import os
@@ -50,7 +49,6 @@ def run_jobs(
 
     `done_fn` is called after every job that succeeded. SIGTERM (Preempted) and Ctrl-C are passed on as SIGTERM: the
     children save and end before this returns.
-
     """
     if not jobs:
         return {}

@@ -84,8 +84,9 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
         if not hosts.is_alone() and _is_lost_peer(error):
             _leave(_describe_lost_peer(error, console.doing, workdir), hosts.PEER_LOST)
         if not failures.is_bug(error):
-            # These messages already say what to do.
-            then = "" if isinstance(error, (ValueError, FloatingPointError)) else _then(workdir)
+            # Messages of the two kinds already say what to do.
+            is_open = workdir.is_dir() and not isinstance(error, (ValueError, FloatingPointError))
+            then = f". What is saved in {workdir} is kept: the same command resumes from there" if is_open else ""
             _leave(f"{failures.last_line(error)}{then}", failures.exit_code(error))
         if hosts.is_alone():
             raise
@@ -93,10 +94,6 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
         _leave(f"error: in process {jax.process_index()} of {jax.process_count()}, see above", failures.FAILED)
     finally:
         termination.leave_interrupts()
-
-
-def _then(workdir: Path) -> str:
-    return f". What is saved in {workdir} is kept: the same command resumes from there" if workdir.is_dir() else ""
 
 
 def _describe_lost_peer(error: Exception, doing: str, workdir: Path) -> str:

@@ -29,7 +29,7 @@ def compile_run(context: RunContext, start: dict, progress: Stage, preemption: h
                 _compile_update(ahead, policy, bucket, rehearsals[role])
             weights = policy.sampler.layout(start[role])
             # One response to a prompt: greedy evaluations.
-            policy.sampler.compile_ahead(ahead, weights, {1, *context.method.samples_of(role)})
+            policy.sampler.driver.compile_ahead(ahead, weights, {1, *context.method.samples_of(role)})
         preemption.check()
         first_not_finite(split(start[role])[0])  # runs before every save
         progress.advance(phase=phase)
@@ -48,11 +48,11 @@ def _compile_update(ahead: CompileAhead, policy: Policy, prompt_length: int, reh
     state, weights = policy.abstract_state(), policy.abstract_weights()
     for call in rehearsal.scored:
         for batch in _batches(policy, prompt_length, Trained(call.prompts, call.samples)):
-            ahead(policy.score, "score")(weights, batch)
+            ahead(policy.score)(weights, batch)
     for batch in _batches(policy, prompt_length, rehearsal.learner):
         # The policy itself serves as the reference.
-        batch = policy.with_scores(batch, weights, lambda: weights, ahead(policy.score, "score"))
-        ahead(policy.update, "update")(state, batch, split(weights)[1])
+        batch = policy.with_scores(batch, weights, lambda: weights, ahead(policy.score))
+        ahead(policy.update)(state, batch, split(weights)[1])
 
 
 def _batches(policy: Policy, prompt_length: int, trained: Trained) -> Iterator[Batch]:

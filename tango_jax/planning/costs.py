@@ -8,7 +8,6 @@ A product of [n, a] and [a, b] is 2nab FLOPs. Per token, on one of t devices of 
 A backward pass costs twice its forward pass, or once where a matrix is frozen. remat=full computes a layer again except
 its last product, remat=dots only attention; log-probs in chunks compute the head again. Activations and logits count
 no bytes.
-
 """
 
 import math

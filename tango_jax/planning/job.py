@@ -37,7 +37,7 @@ from tango_jax.rl.policy import Policy, make_policy, sampler_sizes
 from tango_jax.rl.update import init_state
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.sampling import decode, slots
-from tango_jax.sampling.buckets import SamplerConfig, Shape
+from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.decode import DecodeState
 from tango_jax.sampling.logits import SamplingParams, sampling_params
 from tango_jax.sampling.slots import SlotState
@@ -286,37 +286,25 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
     sampling, max_new = sampling_params(policy.config.temperature), sizes.cache_buckets[-1]
     if sizes.cache_tokens:
         specs, prefill = slots.slot_specs(), (weights, token_PX, length_P)
-        states = [_with_rows(_slot_of_one_row(model, max_new, columns), rows)
-                  for rows, columns in sizes.shapes[: len(sizes.columns)]]
+        empty_fns = [functools.partial(slots.empty_slots, model, max_new, shape)
+                     for shape in sizes.shapes[: len(sizes.columns)]]
     else:
         key_data = jax.ShapeDtypeStruct((2,), np.uint32)
         specs = decode.state_specs()
         prefill = weights, decode.PromptBatch(token_PX, length_P, length_P, length_P, key_data), sampling
-        states = [_with_rows(_state_of_one_row(model, max_new, longest, bucket), count)
-                  for bucket in sizes.cache_buckets]
+        empty_fns = [functools.partial(decode.empty_state, model, max_new, count, longest, bucket)
+                     for bucket in sizes.cache_buckets]
     places = decode.shardings_of(local, specs)
-    placed = tuple(jax.tree.map(_placed, places, state, is_leaf=lambda node: isinstance(node, NamedSharding))
-                   for state in states)
+    placed = tuple(
+        jax.tree.map(_placed, places, jax.eval_shape(fn), is_leaf=lambda node: isinstance(node, NamedSharding))
+        for fn in empty_fns
+    )
     return SamplingShapes(weights, (count, longest), prefill, placed, sampling)
 
 
 @functools.cache
 def _layout_shapes(model: ModelConfig, is_joined: bool) -> dict:
     return jax.eval_shape(functools.partial(decode_layers.split_layers, model, is_joined), _weight_shapes(model))
-
-
-def _with_rows(tree: Any, rows: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf.update(shape=(rows, *leaf.shape[1:])) if leaf.ndim else leaf, tree)
-
-
-@functools.cache
-def _state_of_one_row(model: ModelConfig, max_new: int, prompt_bucket: int, cache_bucket: int) -> DecodeState:
-    return jax.eval_shape(functools.partial(decode.empty_state, model, max_new, 1, prompt_bucket, cache_bucket))
-
-
-@functools.cache
-def _slot_of_one_row(model: ModelConfig, max_new: int, columns: int) -> SlotState:
-    return jax.eval_shape(functools.partial(slots.empty_slots, model, max_new, Shape(1, columns)))
 
 
 def _placed(place: NamedSharding, tree: Any) -> Any:

@@ -37,8 +37,6 @@ def as_json(plan: RunPlan) -> dict:
                              "hours": steps * plan.likely.stage_one[role] / 3600,
                              "hours_between": [steps * end.stage_one[role] / 3600 for end in ends]}
                       for role, steps in stage_one_steps(plan).items()},
-        "programs": plan.num_programs,
-        "compile_seconds": plan.compile_seconds,
         "notes": options.config.notes.splitlines(),
         "assumptions": assumptions(plan),
         "advice": plan.advice,
@@ -79,10 +77,6 @@ def _show_times(plan: RunPlan, console: Console) -> None:
     for role, steps in stage_one_steps(plan).items():
         console.log(f"stage 1 of the {role}: {steps} steps, "
                     f"{_spans(steps * end.stage_one[role] for end in ends)} in all, without evaluation")
-    counts = ", ".join(f"{counts.total()} of the {role}" for role, counts in plan.num_programs.items())
-    console.log(f"programs to compile before the first turn: {counts}. By one of each of the longest kinds they take "
-                f"{format_seconds(plan.compile_seconds)} of a core of this machine; later starts find them in "
-                "compile_cache")
     console.log("assumed:")
 
 

@@ -3,7 +3,6 @@
 import math
 import re
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -16,7 +15,6 @@ from tango_jax.planning.job import Job
 from tango_jax.planning.targets import Devices
 from tango_jax.planning.traffic import Collective
 from tango_jax.rl.supervised import make_sft
-from tango_jax.runtime.ahead import CountPrograms
 from tango_jax.sharding.layouts import with_shardings
 
 COMPILERS = 2  # programs compiled at a time; a third is no quicker on two cores and takes memory
@@ -28,7 +26,6 @@ class Program(NamedTuple):
     alias: int  # of the output, in the place of a donated argument
     temp: int
     collectives: list[Collective] = []  # by arithmetic alone (estimates.py)
-    seconds: float = 0.0  # of compiling
     error: str = ""  # the compiler's message where memory ran out
 
     @property
@@ -64,9 +61,8 @@ def compile_job(job: Job, devices: Devices, report: Callable[[str, float], None]
     def compiled(name: str, lowered: jax.stages.Lowered) -> Program:
         began = time.monotonic()
         program = compile_one(lowered, devices.compiler_options)
-        seconds = time.monotonic() - began
-        report(name, seconds)
-        return program._replace(seconds=seconds)
+        report(name, time.monotonic() - began)
+        return program
 
     with ThreadPoolExecutor(COMPILERS) as pool:
         pending = {
@@ -75,18 +71,6 @@ def compile_job(job: Job, devices: Devices, report: Callable[[str, float], None]
             for name, lower in lowered_functions(job, role).items()
         }
         return {name: future.result() for name, future in pending.items()}
-
-
-def count_programs(job: Job, role: str) -> Counter[str]:
-    """{kind: how many} of those that a run compiles for a role before its first turn (loop/compilation.py). Nothing is
-    compiled."""
-    policy, shapes, counter = job.functions[role], job.policies[role], CountPrograms()
-    policy.sampler.compile_ahead(counter, shapes.sampling.weights, {1, *job.method.samples_of(role)})
-    if rehearsal := job.method.rehearsals.get(role):
-        buckets = len(policy.config.prompt_buckets) + 1
-        counter.found += Counter(update=buckets, score=buckets * (1 + len(rehearsal.scored)))
-    # Of stage 1 the update and the loss.
-    return counter.found + Counter(layout=1, sft=2 * bool(shapes.stage_one))
 
 
 def compile_one(lowered: jax.stages.Lowered, options: dict) -> Program:

@@ -11,7 +11,7 @@ from tango_jax.planning.advice import advice
 from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import Job, make_job
 from tango_jax.planning.memory import Phase, phases
-from tango_jax.planning.programs import Program, compile_job, count_programs, lowered_functions
+from tango_jax.planning.programs import Program, compile_job, lowered_functions
 from tango_jax.planning.targets import Target, open_devices
 from tango_jax.planning.times import TurnTimes, stage_one_step_seconds, turn_times
 from tango_jax.runtime.console import Console
@@ -43,13 +43,6 @@ class RunPlan(NamedTuple):
     quick: Times  # as the quickest measurements of such work
     slow: Times
     advice: list[str]
-    num_programs: dict[str, Counter]  # by role and kind
-
-    @property
-    def compile_seconds(self) -> float:
-        """Of one core of this machine, with the target's compiler, by one program of each of the longest kinds."""
-        return sum(count * self.programs[name].seconds for role, counts in self.num_programs.items()
-                   for kind, count in counts.items() if (name := f"{role}/{kind}") in self.programs)
 
     @property
     def fits(self) -> bool:
@@ -70,7 +63,7 @@ def make_plan(options: PlanOptions, console: Console) -> RunPlan:
     times = (times_of(options, job, estimates, counts, options.target.with_shares(shares))
              for shares in (reached.likely, reached.quick, reached.slow))
     return RunPlan(options, job, devices.is_target, programs, found, counts, *times,
-                   advice(job, found, options.target), {role: count_programs(job, role) for role in ROLES})
+                   advice(job, found, options.target))
 
 
 def times_of(

@@ -7,7 +7,6 @@
 An update or a score takes the longer of its products and its gathers and scatters, and then its sums. Each part of a
 decode step takes the longer of its reads and its products, and each layer STEP_OVERHEAD. Offloaded arrays
 (`mesh.offload`) are copied while nothing else is done. Parsing, grading and evaluation are not counted.
-
 """
 
 import math

@@ -46,7 +46,6 @@ def update_traffic(
     all-reduce      over data: the gradient of each stored part, in param_dtype; over all rows: of what fsdp does not
                     split. Over tensor: activations [tokens, D], twice a layer in the forward pass, once more with
                     remat, twice in the backward pass; once for the embedding, once for the loss
-
     """
     shape, width = mesh.shape, dtype_widths(model)
     found = _gathers(model, mesh, 1 if model.remat == "none" else 2)

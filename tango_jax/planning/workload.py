@@ -74,7 +74,8 @@ def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray
 
 def update_workload(job: Job, role: str, filled: float, measured: Measured = NOTHING) -> UpdateWorkload:
     config, shards = job.policies[role].config, job.policies[role].placement.num_local_shards
-    (prompts, M), told = trained_groups(job, role), measured.get(role)
+    rehearsal, told = job.method.rehearsals.get(role), measured.get(role)
+    prompts, M = dataclasses.replace(job.policies[role], learner=rehearsal and rehearsal.learner).trained_groups
     there = max(1, math.ceil(prompts * told.share)) if told else prompts
     responses = shuffled(response_lengths(config, prompts * M, filled, told))
     lengths = shuffled(evenly_spaced_lengths(prompts, config.max_prompt, filled))
@@ -88,12 +89,6 @@ def update_workload(job: Job, role: str, filled: float, measured: Measured = NOT
     calls = config.loss.minibatches
     tokens = MicroBatchShape(shape.R, shape.T, shape.Q, shape.X)
     return UpdateWorkload(max(map(len, micro_batches)) * calls, calls, tokens)
-
-
-def trained_groups(job: Job, role: str) -> tuple[int, int]:
-    """(prompts, responses of each) in a minibatch of the turn in which `role` is updated."""
-    rehearsal = job.method.rehearsals.get(role)
-    return dataclasses.replace(job.policies[role], learner=rehearsal and rehearsal.learner).trained_groups
 
 
 def stage_one_workload(job: Job, role: str, filled: float) -> UpdateWorkload:

@@ -1,6 +1,5 @@
 """Compiles jitted functions before their first call. The result's shapes can be arguments of the next function."""
 
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
@@ -32,9 +31,9 @@ class CompileAhead:
             for compiled, _ in self._pending.values():
                 compiled.result()  # raises what the compiler did
 
-    def __call__(self, fn: Callable, kind: str = "", is_local: bool = False) -> Callable:
-        """A function that compiles `fn` and returns the shapes of its result. `kind` names it; `is_local`: on this
-        process's devices alone."""
+    def __call__(self, fn: Callable, is_local: bool = False) -> Callable:
+        """A function that compiles `fn` and returns the shapes of its result. `is_local`: on this process's devices
+        alone."""
         pool = self._pool if is_local else self._shared_pool
 
         def compile_fn(*args: Any) -> Any:
@@ -45,24 +44,6 @@ class CompileAhead:
             return self._pending[key][1]
 
         return compile_fn
-
-
-class CountPrograms:
-    """In the place of a `CompileAhead`, compiles nothing, and counts programs by kind."""
-
-    def __init__(self):
-        self.found: Counter[str] = Counter()
-        self._seen: dict[Any, Any] = {}
-
-    def __call__(self, fn: Callable, kind: str = "", is_local: bool = False) -> Callable:
-        def count_fn(*args: Any) -> Any:
-            key = (id(fn), *_key(args))
-            if key not in self._seen:
-                self.found[kind] += 1
-                self._seen[key] = fn.eval_shape(*args)
-            return self._seen[key]
-
-        return count_fn
 
 
 def _key(args: tuple) -> tuple:

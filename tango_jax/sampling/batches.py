@@ -53,8 +53,8 @@ class BatchDriver:
     def compile_ahead(self, ahead: CompileAhead, weights: dict, group_sizes: Sequence[int]) -> None:
         driver = dataclasses.replace(
             self,
-            prefill_fn=ahead(self.prefill_fn, "prefill", is_local=True),
-            decode_fn=ahead(self.decode_fn, "decode", is_local=True),
+            prefill_fn=ahead(self.prefill_fn, is_local=True),
+            decode_fn=ahead(self.decode_fn, is_local=True),
             resize_fns=self.resize_fns.compile_ahead(ahead),
         )
         for prompt_bucket in self.config.prompt_buckets:

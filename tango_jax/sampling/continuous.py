@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import jax
 import numpy as np
 
+from tango_jax.models.cache import Suffix
 from tango_jax.records import Rollout
 from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.sampling import schedule
@@ -24,7 +25,7 @@ from tango_jax.sampling.logits import SamplingParams, sampling_params
 from tango_jax.sampling.request import SampleRequest, check_finite, reordered
 from tango_jax.sampling.resize import replace_layer
 from tango_jax.sampling.schedule import NONE, Limits, Seat, Table
-from tango_jax.sampling.slots import ENTERING, NewRows, ReadPrompts, RowCache, SlotFns, SlotState, without_caches
+from tango_jax.sampling.slots import ENTERING, NewRows, SlotFns, SlotState, without_caches
 from tango_jax.text.tokenizer import PAD_ID
 
 
@@ -36,9 +37,9 @@ class _Run:
     limits: Limits
     token_BT: np.ndarray  # int32, what the request's rows have sampled; T is the last cache bucket
     logp_BT: np.ndarray  # float32
-    saved: dict[int, RowCache] = dataclasses.field(default_factory=dict)  # by row, in host memory
+    saved: dict[int, Suffix] = dataclasses.field(default_factory=dict)  # by row, in host memory
     state: SlotState | None = None
-    read: ReadPrompts | None = None
+    read: tuple[Suffix, jax.Array] | None = None
     decode_steps: int = 0
     row_steps: int = 0
 
@@ -210,14 +211,14 @@ def _resized(fns: SlotFns, state: SlotState, shape: Shape, keep_B: np.ndarray) -
     return rest.replace(k=k, v=v)
 
 
-def _widened(cache: RowCache, state: SlotState) -> RowCache:
+def _widened(cache: Suffix, state: SlotState) -> Suffix:
     """With as many columns as the state, on the host."""
 
     def widened(x: np.ndarray, of_state: jax.Array) -> np.ndarray:
         return np.pad(x, [(0, 0), (0, 0), *((0, there - here) for here, there in zip(
             x.shape[2:], of_state.shape[1:], strict=True))])
 
-    return jax.tree.map(widened, cache, RowCache(state.k[0], state.v[0]))
+    return jax.tree.map(widened, cache, Suffix(state.k[0], state.v[0]))
 
 
 def _rounds(limits: Limits, seats: Iterable[Seat]) -> Iterator[tuple[Seat | None, ...]]:

@@ -24,7 +24,7 @@ class ResizeFns:
 
     def compile_ahead(self, ahead: CompileAhead) -> "ResizeFns":
         names = [field.name for field in dataclasses.fields(self)]
-        return dataclasses.replace(self, **{name: ahead(getattr(self, name), name, is_local=True) for name in names})
+        return dataclasses.replace(self, **{name: ahead(getattr(self, name), is_local=True) for name in names})
 
 
 def make_resize_fns(mesh: Mesh | None, key_axis: int = -1) -> ResizeFns:

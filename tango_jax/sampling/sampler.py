@@ -3,7 +3,7 @@ cached tokens, in one that is refilled as rows end (`continuous.py`)."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 
@@ -12,7 +12,6 @@ from tango_jax.models import decode_layers, transformer
 from tango_jax.models.decode_attention import decode_attention_of
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Rollout
-from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.sampling import decode
 from tango_jax.sampling.batches import BatchDriver
 from tango_jax.sampling.buckets import SamplerConfig
@@ -44,14 +43,6 @@ class Sampler:
         logits."""
         check_request(request, self.config.prompt_buckets[-1])
         return self.driver.sample(weights, with_row_arrays(request, self.config.cache_buckets[-1]))
-
-    def compile_now(self, weights: dict, group_sizes: Sequence[int]) -> None:
-        """Compiles everything that requests with these group sizes can need. Nothing is computed."""
-        with CompileAhead() as ahead:
-            self.compile_ahead(ahead, weights, group_sizes)
-
-    def compile_ahead(self, ahead: CompileAhead, weights: dict, group_sizes: Sequence[int]) -> None:
-        self.driver.compile_ahead(ahead, weights, group_sizes)
 
 
 def make_sampler(

@@ -51,15 +51,6 @@ class SlotState:
 
 
 @struct.dataclass
-class ReadPrompts:
-    """P prompts: keys and values, as wide as the longest prompt allowed, and the logits of their first new tokens."""
-
-    k: tuple
-    v: tuple
-    logits_PV: jax.Array
-
-
-@struct.dataclass
 class NewRows:
     slot_B: np.ndarray  # int32
     token_B: np.ndarray  # int32, the newest token
@@ -70,32 +61,25 @@ class NewRows:
     key_data: np.ndarray  # uint32[2]
 
 
-@struct.dataclass
-class RowCache:
-    """One row of each shard."""
-
-    k: kv.Cached  # [L, Z, K, E, C] or, for a kernel, [L, Z, K, C, E]
-    v: kv.Cached  # [L, Z, K, C, E]
-
-
 @dataclasses.dataclass(frozen=True)
 class SlotFns:
+    """A row's cache is a `Suffix` of one row of each shard, with layers as the first axis."""
+
     make_empty: Callable  # (Shape) -> SlotState
-    read: Callable  # (weights, token_PX, length_P) -> ReadPrompts
-    insert: Callable  # (SlotState, ReadPrompts, place_B, NewRows, SamplingParams) -> SlotState; the state is donated
-    save: Callable  # (SlotState, slot_Z) -> (is_alive_B, RowCache)
-    restore: Callable  # (SlotState, RowCache, NewRows) -> SlotState; the state is donated
+    # (weights, token_PX, length_P) -> keys and values, as wide as the longest prompt allowed, and the logits of the
+    # first new tokens [P, V]
+    read: Callable
+    insert: Callable  # (SlotState, what was read, place_B, NewRows, SamplingParams) -> SlotState; the state is donated
+    save: Callable  # (SlotState, slot_Z) -> (is_alive_B, a row's cache)
+    restore: Callable  # (SlotState, a row's cache, NewRows) -> SlotState; the state is donated
     decode: Callable  # (weights, SlotState, SamplingParams, min_alive) -> SlotState; the state is donated
     resize_layer: Callable  # (columns, k and v of a layer, keep_B) -> k and v
     resize_rest: Callable  # (SlotState without caches, keep_B) -> the same
-    cache_sharding: jax.sharding.Sharding | None  # of a RowCache
+    cache_sharding: jax.sharding.Sharding | None  # of a row's cache
 
     def compile_ahead(self, ahead: CompileAhead) -> "SlotFns":
-        kinds = {field.name: field.name for field in dataclasses.fields(self) if field.name != "cache_sharding"}
-        kinds["read"] = "prefill"  # as in consecutive batches
-        return dataclasses.replace(
-            self, **{name: ahead(getattr(self, name), kind, is_local=True) for name, kind in kinds.items()}
-        )
+        names = [field.name for field in dataclasses.fields(self) if field.name != "cache_sharding"]
+        return dataclasses.replace(self, **{name: ahead(getattr(self, name), is_local=True) for name in names})
 
 
 def slot_specs() -> SlotState:
@@ -110,7 +94,7 @@ def make_slot_fns(
     state, rows, heads = slot_specs(), PartitionSpec("rows"), PartitionSpec("rows", "tensor")
     of_cache, everywhere = PartitionSpec(None, "rows", "tensor"), PartitionSpec()
     new_rows = NewRows(**{field.name: rows for field in dataclasses.fields(NewRows)} | {"key_data": everywhere})
-    read = ReadPrompts(k=heads, v=heads, logits_PV=logits_spec(mesh, config.vocab_size))
+    read = kv.Suffix(heads, heads), logits_spec(mesh, config.vocab_size)
     rest = without_caches(state)
 
     def jit(fn: Callable, in_specs: tuple, out_specs: object, **settings: object) -> Callable:
@@ -157,12 +141,12 @@ def empty_slots(config: ModelConfig, max_new: int, shape: Shape) -> SlotState:
 
 def _read(
     config: ModelConfig, max_prompt: int, mesh: Mesh | None, weights: dict, token_PX: jax.Array, length_P: jax.Array
-) -> ReadPrompts:
+) -> tuple[kv.Suffix, jax.Array]:
     prefix, logits_PV = read_prompts(config, mesh, weights, token_PX, length_P)
     widened = [kv.fit_columns(max_prompt, *layer, kv.key_axis(config))
                for layer in zip(prefix.k, prefix.v, strict=True)]
     k, v = zip(*widened, strict=True)
-    return ReadPrompts(k=k, v=v, logits_PV=logits_PV)
+    return kv.Suffix(k, v), logits_PV
 
 
 def _put(target: jax.Array, slot_B: jax.Array, rows: jax.Array | float) -> jax.Array:
@@ -184,22 +168,22 @@ def _put_rows(max_new: int, state: SlotState, new: NewRows) -> SlotState:
 
 def _insert(
     config: ModelConfig, stop_ids: tuple[int, ...], max_new: int, sample_fn: Callable,
-    state: SlotState, read: ReadPrompts, place_B: jax.Array, new: NewRows, sampling: SamplingParams,
+    state: SlotState, read: tuple[kv.Suffix, jax.Array], place_B: jax.Array, new: NewRows, sampling: SamplingParams,
 ) -> SlotState:
     """Rows of the prompts `place_B` of those that were read, with their first tokens."""
-    columns = state.v[0].shape[-2]
+    (prompts, logits_PV), columns = read, state.v[0].shape[-2]
 
-    def put_prompts(targets: tuple, prompts: tuple) -> tuple:
+    def put_prompts(targets: tuple, layers: tuple) -> tuple:
         return tuple(jax.tree.map(lambda target, x: _put(target, new.slot_B, x[place_B]), *pair)
-                     for pair in zip(targets, prompts, strict=True))
+                     for pair in zip(targets, layers, strict=True))
 
     # All columns are written. A masked one has weight 0 in attention, but 0 x NaN is NaN: a row whose logits were not
     # finite must leave nothing.
-    fitted = [kv.fit_columns(columns, *layer, kv.key_axis(config)) for layer in zip(read.k, read.v, strict=True)]
+    fitted = [kv.fit_columns(columns, *layer, kv.key_axis(config)) for layer in zip(prompts.k, prompts.v, strict=True)]
     k, v = zip(*fitted, strict=True)
     state = _put_rows(max_new, state, new).replace(k=put_prompts(state.k, k), v=put_prompts(state.v, v))
     uniform_B = row_uniforms(new.key_data, new.number_B, max_new)[:, 0]
-    token_B, logp_B = sample_fn(read.logits_PV[place_B], uniform_B, sampling)
+    token_B, logp_B = sample_fn(logits_PV[place_B], uniform_B, sampling)
     is_alive_B = goes_on(token_B, logp_B, jnp.ones_like(token_B), new.limit_B, stop_ids)
     rows = state.rows
     return state.replace(rows=rows.replace(
@@ -210,17 +194,17 @@ def _insert(
     ))
 
 
-def _save(state: SlotState, slot_1: jax.Array) -> tuple[jax.Array, RowCache]:
+def _save(state: SlotState, slot_1: jax.Array) -> tuple[jax.Array, kv.Suffix]:
     """One row's caches, and which rows are alive without it."""
     slot = jnp.minimum(slot_1[0], len(state.prompt_length_B) - 1)
 
     def row_of(layers: tuple) -> kv.Cached:
         return jax.tree.map(lambda *xs: jnp.stack([lax.dynamic_slice_in_dim(x, slot, 1) for x in xs]), *layers)
 
-    return _put(state.rows.is_alive_B, slot_1, False), RowCache(row_of(state.k), row_of(state.v))
+    return _put(state.rows.is_alive_B, slot_1, False), kv.Suffix(row_of(state.k), row_of(state.v))
 
 
-def _restore(max_new: int, state: SlotState, cache: RowCache, new: NewRows) -> SlotState:
+def _restore(max_new: int, state: SlotState, cache: kv.Suffix, new: NewRows) -> SlotState:
     def put_layers(targets: tuple, layers: kv.Cached) -> tuple:
         return tuple(
             jax.tree.map(lambda x, stacked, i=index: _put(x, new.slot_B, stacked[i]), target, layers)

@@ -4,7 +4,6 @@ Training shards parameters, gradients and optimizer state over `fsdp` and `tenso
 batch has a leading axis Z, one slice per device group. Decoding keeps weights whole or split over `tensor`.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -57,10 +56,6 @@ def fit_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
     return P(*entries)
 
 
-def _keep_axes(spec: P, axes: Sequence[str]) -> P:
-    return P(*(entry if entry in axes else None for entry in spec))
-
-
 def param_name(path: KeyPath) -> str:
     """The name in PARAM_SPECS of a leaf of a parameter tree, or of a tree of such trees (optimizer moments)."""
     names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
@@ -92,7 +87,8 @@ def decode_shardings(mesh: Mesh, abstract_weights: Any) -> Any:
             spec = P(*PARAM_SPECS[layer_name][-leaf.ndim :])
         else:  # joined matrices exist where tensor is 1
             spec = PARAM_SPECS.get({"head_DV": "head"}.get(name, name), P())
-        return NamedSharding(mesh, fit_spec(_keep_axes(spec, ("tensor",)), leaf.shape, mesh))
+        spec = P(*(entry if entry == "tensor" else None for entry in spec))
+        return NamedSharding(mesh, fit_spec(spec, leaf.shape, mesh))
 
     return jax.tree_util.tree_map_with_path(sharding_of, abstract_weights)
 

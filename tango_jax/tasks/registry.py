@@ -94,12 +94,6 @@ def tokenizer_model(config: ConfigDict) -> bytes:
     return SYNTHETIC[name].tokenizer_model(config.task) if name in SYNTHETIC else printable_model()
 
 
-def may_have_further_examples(config: ConfigDict) -> bool:
-    """Whether stage 1 may have examples of further prompts (`Task.further_example`): of a user's task, whose file may
-    be gone, nobody knows."""
-    return config.task.name != "math"
-
-
 def example_problem(config: ConfigDict) -> Problem | None:
     """A problem of a synthetic task; None for others, whose files may be gone."""
     return _make_synthetic(config).train_problem(0) if config.task.name in SYNTHETIC else None

@@ -59,10 +59,12 @@ def score_range(low: float, high: float, least_margin: float = 0.0) -> tuple[flo
 
 def over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """The x values common to all seeds that have the metric, and the values [seed, point] there."""
-    seeds = [list(rows) for rows in seeds]
+    seeds = [_evaluations(rows) for rows in seeds]
     # A run in its warm-up does not show the warm-up's length.
-    warmup = max((_warmup_turns(rows) for rows in seeds), default=0)
-    return at_common_x(series(_from_warmup(rows, warmup), {"eval"}, "x", name) for rows in seeds)
+    warmup = max((row["step"] for rows in seeds for row in rows if row["generator_step"] == 0), default=0)
+    # Turns before the first one of the generator have negative numbers.
+    counted = ([row | {"x": row["generator_step"] or row["step"] - warmup} for row in rows] for rows in seeds)
+    return at_common_x(series(rows, {"eval"}, "x", name) for rows in counted)
 
 
 def at_common_x(curves: Iterable[Series]) -> tuple[np.ndarray, np.ndarray]:
@@ -78,12 +80,3 @@ def at_common_x(curves: Iterable[Series]) -> tuple[np.ndarray, np.ndarray]:
 
 def _evaluations(rows: Iterable[dict]) -> list[dict]:
     return [row for row in rows if row.get("phase") == "eval" and row.get("generator_step") is not None]
-
-
-def _warmup_turns(rows: Iterable[dict]) -> int:
-    return max((row["step"] for row in _evaluations(rows) if row["generator_step"] == 0), default=0)
-
-
-def _from_warmup(rows: Iterable[dict], warmup: int) -> list[dict]:
-    """Evaluation rows with `x`: the generator step, or turns before the first one as a negative number."""
-    return [row | {"x": row["generator_step"] or row["step"] - warmup} for row in _evaluations(rows)]

@@ -135,17 +135,9 @@ def sources_of(workdir: Path) -> Sources:
 
 
 def own_arms(rows: Iterable[Evaluation]) -> dict[str, Arm]:
-    """{name: record} of the arms that are not built in. Raises ValueError for a damaged record, and for different arms
-    of one name."""
-    found: dict[str, Arm] = {}
-    for name, text in dict.fromkeys((row.arm, row.arm_record) for row in rows if row.arm_record):
-        arm = _own_arm(name, text)
-        other = found.setdefault(name, arm)
-        if (arm.turns.keys(), arm.uses_verifier) != (other.turns.keys(), other.uses_verifier):
-            raise ValueError(f"two arms are called {name}, and one trains or uses other roles than the other: rename "
-                             "one, in its file and in the column arm")
-        found[name] = arm
-    return found
+    """{name: record} of the arms that are not built in. Raises ValueError for a damaged record."""
+    stored = {row.arm: row.arm_record for row in rows if row.arm_record}
+    return {name: _own_arm(name, text) for name, text in stored.items()}
 
 
 def _own_arm(name: str, text: str) -> Arm:

@@ -5,7 +5,6 @@
      "files": {key: {"path", "sha256", "copy"}} of the last start, with the copies in WORKDIR/user_files,
      "arm": the record of the arm (method/own_arm.py),
      "earlier": {key: digest} of the files of a method that was given up for the one of now}
-
 """
 
 import dataclasses

@@ -3,7 +3,6 @@
 Large parts are base64 of gzip, decoded by the browser on demand: no text of a model appears in the markup. The page's
 Content-Security-Policy allows only its own scripts and styles, by hash. A folder (`build_bundle`) has the rollouts in
 files; its policy also allows scripts of its origin.
-
 """
 
 import base64
@@ -47,7 +46,6 @@ def build_page(
 
     `as_seed`: settings, besides the seed, in which runs of one line of the comparison may differ. Raises ValueError if
     `out` is a file and no report.
-
     """
     _check_is_report(out, f"--out={out} is no report and would be overwritten; name another file")
     title, payloads, packed, warnings = _content(runs, as_seed)
@@ -65,7 +63,6 @@ def build_bundle(
 
     Chunks are named by their contents, and old ones are deleted last: an interruption leaves the old or the new report.
     Raises ValueError if index.html is there and no report.
-
     """
     index, data = folder / "index.html", folder / "data"
     _check_is_report(index, f"--bundle={folder}: its index.html is no report and would be overwritten; name another "

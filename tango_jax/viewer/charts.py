@@ -1,7 +1,6 @@
 """The charts of training: panels (panels.py), a headline and the table of alarms.
 
 Metrics that a run did not log have no curves, and panels without curves are left out.
-
 """
 
 import itertools

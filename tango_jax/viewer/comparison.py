@@ -2,7 +2,6 @@
 
 Seeds of the same arm and settings are one line, labelled by what differs between lines. Settings that cannot change a
 result do not separate lines. Paths of starting runs do not either: a warning says if they lead to different runs.
-
 """
 
 import json

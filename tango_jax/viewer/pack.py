@@ -2,7 +2,6 @@
 
 A chunk of n rollouts has 2n lines: the texts of each rollout as a JSON list, then each rollout without its texts. A
 search reads only the first n lines.
-
 """
 
 import base64

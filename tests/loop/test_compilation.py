@@ -15,7 +15,7 @@ from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.hosts import Preemption
 from tango_jax.runtime.timers import PhaseTimer
-from tango_jax.sampling.sampler import Sampler
+from tango_jax.sampling.batches import BatchDriver
 from tango_jax.tasks.registry import make_task
 
 
@@ -41,10 +41,10 @@ def test_only_what_an_arm_calls_is_compiled(roles, monkeypatch, arm, trained, gr
                                                     "rl.verifications_per_solution=2"])
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     compiled, sampled = [], {}
-    monkeypatch.setattr(CompileAhead, "__call__", lambda _, fn: lambda *args: (
+    monkeypatch.setattr(CompileAhead, "__call__", lambda _, fn, **settings: lambda *args: (
         compiled.append(fn), jax.eval_shape(fn, *args))[1])
-    monkeypatch.setattr(Sampler, "compile_ahead", lambda self, ahead, weights, group_sizes: sampled.update(
-        {role: group_sizes for role, policy in policies.items() if policy.sampler is self}))
+    monkeypatch.setattr(BatchDriver, "compile_ahead", lambda self, ahead, weights, group_sizes: sampled.update(
+        {role: group_sizes for role, policy in policies.items() if policy.sampler.driver is self}))
     context = RunContext(config, task, policies, {}, PhaseTimer(), load_method(config, task))
     with Console(enabled=False).stage("Compiling", 2) as progress:
         compilation.compile_run(context, start, progress, Preemption(is_watching=False))

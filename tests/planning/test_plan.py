@@ -60,12 +60,6 @@ def test_json_has_what_programs_read(tiny_plan):
                                      for phase in ("reshard", "sample", "score", "update", "sft")}
     assert set(report["predicted_seconds"]) == {"reshard", "sample", "verify", "score", "update"}
     assert all(seconds > 0 for seconds in report["predicted_seconds"].values())
-    assert report["compile_seconds"] > 0
-    # One bucket of prompts and one of new tokens, batches of 8 rows or 4. Prompts are read for 2 x 4, 8 x 1 and 4 x 1
-    # rows; either of the first two shrinks to the last.
-    assert report["programs"]["generator"] == {
-        "prefill": 3, "decode": 3, "compact_rest": 2, "compact_layer": 2, "layout": 1, "update": 1, "score": 1,
-        "sft": 2}
     low, high = report["predicted_hours_between"]
     assert low == high == report["predicted_hours"]  # of a target whose shares are assumed, and bound by nothing
     assert report["predicted_hours"] == pytest.approx(sum(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.tiny_sampler import MODEL, STOP_IDS, assert_same, random_params
+from support.tiny_sampler import MODEL, STOP_IDS, assert_same, compile_now, random_params
 from tango_jax.config import default_config
 from tango_jax.runtime.rng import step_key
 from tango_jax.runtime.timers import CompileCounter
@@ -50,7 +50,7 @@ def setup():
     continuous = make_sampler(model, BUCKETS, STOP_IDS)
     weights = plain.layout(params)
     with CompileCounter() as counter:
-        continuous.compile_now(weights, GROUP_SIZES)
+        compile_now(continuous, weights, GROUP_SIZES)
     return Setup(params, weights, plain, continuous, len(counter.compilations))
 
 
@@ -187,7 +187,7 @@ def test_rows_on_several_devices(expected_of_two_layers, decode_tensor):
     config = SamplerConfig((3, 8), (4, LIMIT), (shards, 2 * shards), cache_tokens=30)
     sampler = make_sampler(MODEL, config, STOP_IDS, placement)
     weights = sampler.layout(params)
-    sampler.compile_now(weights, (3,))
+    compile_now(sampler, weights, (3,))
     with CompileCounter() as counter:
         result = sampler.sample(weights, request)
     assert counter.compilations == []

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from support.tiny_sampler import FLOAT, MODEL, STOP_IDS, random_params
+from support.tiny_sampler import FLOAT, MODEL, STOP_IDS, compile_now, random_params
 from tango_jax.config import default_config
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.score import make_score
@@ -102,7 +102,7 @@ def test_rows_and_heads_on_several_devices(setup):
     assert layer["q"].sharding.shard_shape(layer["q"].shape)[1] == MODEL.num_heads // 2
     assert layer["q_scale"].sharding.shard_shape(layer["q_scale"].shape) == (MODEL.num_heads // 2, MODEL.head_dim)
     assert layer["o_scale"].sharding.shard_shape(layer["o_scale"].shape) == (MODEL.width,)
-    sampler.compile_now(weights, (3,))
+    compile_now(sampler, weights, (3,))
     with CompileCounter() as counter:
         result = sampler.sample(weights, request(3))
     assert counter.compilations == []

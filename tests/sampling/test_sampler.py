@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from support.hlo import collectives
-from support.tiny_sampler import FLOAT, MODEL, STOP_IDS, assert_same, random_params
+from support.tiny_sampler import FLOAT, MODEL, STOP_IDS, assert_same, compile_now, random_params
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
@@ -46,7 +46,7 @@ def setup():
     params, sampler = random_params(), make_sampler(MODEL, BUCKETS, STOP_IDS)
     with CompileCounter() as counter:
         weights = sampler.layout(params)
-        sampler.compile_now(weights, (1, 3))
+        compile_now(sampler, weights, (1, 3))
     return Setup(params, sampler, weights, len(counter.compilations))
 
 
@@ -152,7 +152,7 @@ def test_buckets_change_no_result(setup):
     assert len(expected.tokens) == 18
     # Two prompts a batch, each in its own prompt bucket; one cache bucket and one row bucket: nothing grows or shrinks.
     plain = make_sampler(MODEL, SamplerConfig((3, 8), (LIMIT,), (6,)), STOP_IDS)
-    plain.compile_now(setup.weights, (3,))
+    compile_now(plain, setup.weights, (3,))
     with CompileCounter() as counter:
         result = plain.sample(setup.weights, SampleRequest(prompts, 3, KEY, TEMPERATURE))
     assert counter.compilations == []

@@ -5,6 +5,7 @@ import numpy as np
 
 from tango_jax.models import transformer
 from tango_jax.models.transformer import ModelConfig
+from tango_jax.runtime.ahead import CompileAhead
 
 MODEL = ModelConfig(
     vocab_size=70, width=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, mlp_width=24,
@@ -25,6 +26,12 @@ def random_params(model: ModelConfig = MODEL):
     params = jax.tree_util.tree_map_with_path(leaf, shapes)
     params["embed"] *= 0.7
     return params
+
+
+def compile_now(sampler, weights, group_sizes):
+    """All that requests with these group sizes can need."""
+    with CompileAhead() as ahead:
+        sampler.driver.compile_ahead(ahead, weights, group_sizes)
 
 
 def assert_same(left, right, rows=slice(None)):
