@@ -19,7 +19,6 @@ from tango_jax.records import with_base
 from tango_jax.rl.packing import PackShape, TrainSequence, pack
 from tango_jax.rl.score import make_score, micro_batch
 from tango_jax.rl.supervised import make_nll_loss
-from tango_jax.sampling import decode
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.request import SampleRequest
 from tango_jax.sampling.sampler import make_sampler
@@ -113,27 +112,15 @@ def test_a_budget_of_cached_tokens_and_split_heads_agree_with_the_trainer(name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("prompt_bucket, cache_dtype", [(8, ""), (8, "int8"), (4, ""), (3, "")])
-def test_layers_with_a_window_keep_its_columns_alone(monkeypatch, prompt_bucket, cache_dtype):
-    """As many as the window has, of a prompt and of the new tokens, through larger caches and fewer rows; where the
-    prompt bucket is the window, too, and where it is smaller."""
+def test_layers_with_a_window_see_its_columns_alone(prompt_bucket, cache_dtype):
+    """Through larger caches and fewer rows; where the prompt bucket is the window, too, and where it is smaller."""
     model = dataclasses.replace(SAMPLED["gemma3_text"], sample_cache_dtype=cache_dtype)
-    params, sizes, prompts = random_params(model), set(), [PROMPTS[0][:prompt_bucket], PROMPTS[1]]
-    decode_fn = decode.decode
-
-    def watched(config, stop_ids, weights, state, *rest, **options):
-        for kind, k, v, own in zip(config.layer_kinds, state.prefix.k, state.prefix.v, state.suffix.v, strict=True):
-            assert k.shape[-1] == v.shape[-2]
-            sizes.add((kind.window, v.shape[-2], own.shape[-2]))
-        return decode_fn(config, stop_ids, weights, state, *rest, **options)
-
-    monkeypatch.setattr(decode, "decode", watched)
+    params, prompts = random_params(model), [PROMPTS[0][:prompt_bucket], PROMPTS[1]]
     buckets = dataclasses.replace(BUCKETS, prompt_buckets=(prompt_bucket,), cache_buckets=(3, 6, 12))
     sampler = make_sampler(model, buckets, ())
     request = SampleRequest(prompts=prompts, group_size=3, temperature=1.0, key_data=np.array([1, 2], np.uint32))
     rollout = sampler.sample(sampler.layout(params), request)
     assert {len(tokens) for tokens in rollout.tokens} == {12}
-    kept = min(prompt_bucket, 4)
-    assert sizes == {(4, kept, 3), (4, kept, 4), *((0, prompt_bucket, S) for S in (3, 6, 12))}
     sequences = [TrainSequence(prompts[b // 3], tokens, np.ones(12, np.float32), 0.0, own)
                  for b, (tokens, own) in enumerate(zip(rollout.tokens, rollout.logps, strict=True))]
     batch = pack(sequences, PackShape(24, 2), 6)
