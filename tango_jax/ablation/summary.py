@@ -102,10 +102,11 @@ def head(titles: Sequence[str]) -> list[str]:
 def _start(arms: Arms) -> str:
     titles = {"accuracy": "greedy accuracy", "verifier_step_f1": "verifier step F1 on the fixed pool",
               "verifier_outcome_f1": "outcome F1"}
-    shown = []
+    asking, shown = [arm for arm in arms if (record := record_of(arm)) is None or record.uses_verifier], []
     for name, title in titles.items():
-        values = {unit: getattr(curve.evaluations[0], name)
-                  for curves in arms.values() for unit, curve in curves.items()}
+        # The verifier of arms that do not use it may have another start.
+        chosen = asking or arms if name != "accuracy" else arms
+        values = {unit: getattr(curve.evaluations[0], name) for arm in chosen for unit, curve in arms[arm].items()}
         if None not in values.values():
             shown.append(f"{title} {estimate(values).value:.3f}")
     sampled = sampled_at_start(arms)

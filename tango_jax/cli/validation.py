@@ -50,6 +50,7 @@ def validate(config: ConfigDict) -> None:
     arm = arm_or_none(config)
     for role in ROLES:
         _check_role(role, config[role], config.rl, mistakes)
+        _check_adapters(role, config, mistakes)
         if arm is None or role in arm.turns:
             _check_updates(role, config[role], config.rl, mistakes)
     _check_generate(config.generate, config.generator, mistakes)
@@ -202,12 +203,6 @@ def _check_model(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
     if not config.checkpoint and not mistakes.is_about(f"{role}.model."):  # `make_policy` knows a checkpoint's sizes
         with mistakes.collected(f"{role}.model: "):
             sized_model(config, vocab_size=1)  # its own checks of heads and adapters
-    has_base = bool(config.checkpoint) or (config.sft.full and config.sft.steps > 0) or bool(config.init_from)
-    mistakes.require(
-        not config.model.lora.rank or has_base,
-        f"{role}.model.lora.rank={config.model.lora.rank} puts adapters on a model of random weights: name a "
-        f"{role}.checkpoint, or set {role}.sft.full=True and {role}.sft.steps, so that stage 1 trains all of it first",
-    )
     if config.adapter == "generator":
         mistakes.require(role == "verifier",
                          "generator.adapter=generator: only the verifier can be the generator's policy")
@@ -219,6 +214,16 @@ def _check_model(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
         )
         with mistakes.collected(f"{role}.adapter: "):
             check_lora_config(local_path(f"{role}.adapter", config.adapter), fields_of(config).get("lora"))
+
+
+def _check_adapters(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
+    either = [config[name] for name in (ROLES if shares_policy(config) else (role,))]
+    has_base = any(own.checkpoint or (own.sft.full and own.sft.steps > 0) or own.init_from for own in either)
+    rank = config[role].model.lora.rank
+    mistakes.require(
+        not rank or has_base, f"{role}.model.lora.rank={rank} puts adapters on a model of random weights: name a "
+        f"{role}.checkpoint, or set {role}.sft.full=True and {role}.sft.steps, so that stage 1 trains all of it first",
+    )
 
 
 def _check_start(role: str, config: ConfigDict, mistakes: Mistakes) -> None:

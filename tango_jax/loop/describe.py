@@ -53,18 +53,18 @@ def describe_run(
     if policies["verifier"].is_shared:
         console.log("one policy has both roles: each role's learning rate follows its own schedule and counts only its "
                     "own updates; AdamW's moments are shared")
-    tables: dict[tuple, list[str]] = {}  # parameters and attention -> roles
+    tables: dict[tuple, list[str]] = {}
     for role, policy in policies.items():
         if config[role].reward and role in arm.turns:
             console.log(f"{config[role].reward} is added to the {role}'s reward")
         if config[role].checkpoint:
             console.log(f"the {role} starts from {config[role].checkpoint}")
         tables.setdefault(_parameters(policy), []).append(role)
+    generator, verifier = policies["generator"], policies["verifier"]
     for (attention, rows), roles in tables.items():
-        whose = " and ".join(roles) + (" each" if len(roles) > 1 else "")
+        whose = "the policy of both roles" if verifier.is_shared else " and ".join(roles) + " each" * (len(roles) > 1)
         console.table(f"{whose}: {sum(row[-1] for row in rows):,} parameters, attention by {attention}",
                       ("parameter", "shape", "dtype", "count"), rows)
-    generator, verifier = policies["generator"], policies["verifier"]
     prompt = generator_prompt(generator.template, generator.tokenizer, task.train_problem(0))
     console.log(f"a generator prompt: {generator.tokenizer.decode_for_reader(prompt)!r}")
     if "verifier" in task.sft_roles:

@@ -25,7 +25,7 @@ from tango_jax.sampling.logits import SamplingParams, sampling_params
 from tango_jax.sampling.request import SampleRequest, check_finite, reordered
 from tango_jax.sampling.resize import replace_layer
 from tango_jax.sampling.schedule import NONE, Limits, Seat, Table
-from tango_jax.sampling.slots import ENTERING, NewRows, SlotFns, SlotState, without_caches
+from tango_jax.sampling.slots import ENTERING, NewRows, SlotFns, SlotState
 from tango_jax.text.tokenizer import PAD_ID
 
 
@@ -204,7 +204,7 @@ def _with_alive(state: SlotState, is_alive_B: jax.Array) -> SlotState:
 def _resized(fns: SlotFns, state: SlotState, shape: Shape, keep_B: np.ndarray) -> SlotState:
     """Keeps the rows `keep_B`, each on its shard, where they are counted. The old caches are deleted."""
     layers = list(zip(state.k, state.v, strict=True))
-    rest = fns.resize_rest(without_caches(state), keep_B)
+    rest = fns.resize_rest(state.replace(k=(), v=()), keep_B)
     for index in range(len(layers)):
         replace_layer(layers, index, lambda layer: fns.resize_layer(shape.columns, layer, keep_B))
     k, v = zip(*layers, strict=True)

@@ -95,7 +95,7 @@ def make_slot_fns(
     of_cache, everywhere = PartitionSpec(None, "rows", "tensor"), PartitionSpec()
     new_rows = NewRows(**{field.name: rows for field in dataclasses.fields(NewRows)} | {"key_data": everywhere})
     read = kv.Suffix(heads, heads), logits_spec(mesh, config.vocab_size)
-    rest = without_caches(state)
+    rest = state.replace(k=(), v=())
 
     def jit(fn: Callable, in_specs: tuple, out_specs: object, **settings: object) -> Callable:
         if mesh is not None:
@@ -127,10 +127,6 @@ def make_slot_fns(
         resize_rest=jit(_resize_rest, (rest, rows), rest),
         cache_sharding=shardings_of(mesh, of_cache),
     )
-
-
-def without_caches(state: SlotState) -> SlotState:
-    return state.replace(k=(), v=())
 
 
 def empty_slots(config: ModelConfig, max_new: int, shape: Shape) -> SlotState:

@@ -249,7 +249,9 @@ def _grader(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None
 def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     alpha, rewarded, outcome, own = (recent_mean(rows, f"{role}/{name}", limits.window, least=1) for name in (
         "alpha", "step_rewarded_share", f"reward/{reward}", "reward/own"))
-    share = recent_mean(rows, f"{role}/groups_without_signal", limits.window, least=limits.window)
+    name = f"{role}/groups_filled_up"  # with dynamic sampling, of those that are trained on
+    name = name if any(name in row for row in rows) else f"{role}/groups_without_signal"
+    share = recent_mean(rows, name, limits.window, least=limits.window)
     # Where outcomes are all the same, step rewards may still teach.
     if share is not None and share - (alpha or 0.0) * (rewarded or 0.0) > limits.groups_without_signal * ease:
         known = ", ".join(f"{role}/reward/{name} is {mean:.2f}" for name, mean in ((reward, outcome), ("own", own))
