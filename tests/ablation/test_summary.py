@@ -158,6 +158,12 @@ def test_a_share_says_over_which_steps_it_is_where_the_bound_is_shorter():
     assert cells(summarize(rows), "tango / grpo")[-1] == f"{(0.2 - 0.1) / (0.4 - 0.1):.3f} (over 10 steps)"
 
 
+def test_the_start_of_the_verifier_is_of_arms_that_use_it():
+    rows = [*run_rows("tango", METHOD, verifier_step_f1=0.1), *run_rows("grpo", BASELINE, verifier_step_f1=0.9)]
+    for order in (rows, rows[::-1]):
+        assert "verifier step F1 on the fixed pool 0.100" in summarize(sorted(order, key=lambda row: row.turn))
+
+
 def test_runs_of_different_source_code_are_named():
     rows = [*run_rows("tango", METHOD, source="aa"), *run_rows("grpo", BASELINE, source="bb"), *run_rows("mine", GOLD)]
     assert "made with different source code of tango_jax (aa, bb)" in summarize(rows)

@@ -90,6 +90,7 @@ def test_ablation_trains_stage_one_once_and_every_arm_starts_from_it(ablation):
     assert all(row == first_evaluations[0] for row in first_evaluations)
 
 
+@pytest.mark.long
 def test_ablation_reports_every_arm_and_seed(ablation):
     with open(ablation / "ablation.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -101,6 +102,7 @@ def test_ablation_reports_every_arm_and_seed(ablation):
         assert f"{np.mean(last):.3f} ({last[0]:.2f}, {last[1]:.2f})" in line
 
 
+@pytest.mark.long
 def test_the_table_counts_tokens_and_seconds_of_training(ablation):
     with open(ablation / "ablation.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if (row["arm"], row["seed"]) == ("tango", "1")]
@@ -117,10 +119,12 @@ def test_the_table_counts_tokens_and_seconds_of_training(ablation):
     assert float(rows[-1]["verifier_live_step_f1"]) == pytest.approx(turns[4]["verifier/live_step_f1"], rel=1e-5)
 
 
+@pytest.mark.long
 def test_ablation_draws_its_figure(ablation):
     assert (ablation / "figures" / "curves_last_letter.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_a_finished_ablation_is_not_run_again(ablation, config, monkeypatch):
     for name in ("make_policies", "run_or_resume", "run_stage_one"):
         monkeypatch.setattr(experiment, name, None)
@@ -129,6 +133,7 @@ def test_a_finished_ablation_is_not_run_again(ablation, config, monkeypatch):
     assert (ablation / "ablation.csv").read_bytes() == before
 
 
+@pytest.mark.long
 def test_runs_that_were_made_with_other_settings_are_refused(ablation, config, tmp_path):
     other = config.copy_and_resolve_references()
     other.rl.gamma = 0.5
@@ -139,6 +144,7 @@ def test_runs_that_were_made_with_other_settings_are_refused(ablation, config, t
 WARMUP, GENERATOR, VERIFIER = ["warmup"] * 2, ["generator"] * 3, ["verifier"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arm, phases, trained", [
     ("tango", WARMUP + GENERATOR + VERIFIER, {"generator", "verifier"}),
     ("grpo", GENERATOR, {"generator"}),
@@ -160,6 +166,7 @@ def test_every_arm_trains_what_it_should(ablation, abstract_states, arm, phases,
     assert (summary["arm"], summary["compiles_after_warmup"]) == (arm, 0)
 
 
+@pytest.mark.long
 def test_where_each_arms_step_rewards_come_from(ablation):
     assert len(COMPARED) == 6
     for arm in set(COMPARED) - {"fixed_generator"}:
@@ -170,6 +177,7 @@ def test_where_each_arms_step_rewards_come_from(ablation):
         assert ("verifier/live_step_f1" in row) == (arm in ("tango", "fixed_verifier", "fixed_verifier_warm"))
 
 
+@pytest.mark.long
 def test_arms_that_never_train_the_verifier_start_alike(ablation):
     """The same seed, problems and start: the first turn samples the same tokens, whatever the labels."""
     first = [next(row for row in metrics_of(ablation, arm) if row["phase"] == "generator")

@@ -562,6 +562,15 @@ def test_a_full_stage_one_of_both_roles_starts_from_the_checkpoint(model, monkey
     assert [not start for start in starts] == [full]
 
 
+def test_adapters_of_one_policy_may_be_of_the_generators_stage_one():
+    settings = [f"{role}.model.lora.rank=4" for role in ROLES]
+    settings += ["generator.sft.full=True", "generator.sft.steps=2", "verifier.sft.steps=0"]
+    load = functools.partial(load_config, str(CONFIGS / "tiny.py"))
+    validate(load(["arm=self_verify", *settings]))
+    with pytest.raises(ValueError, match="verifier.model.lora.rank=4 puts adapters on a model of random weights"):
+        validate(load(settings))
+
+
 @pytest.mark.parametrize("settings, message", [
     (["verifier.adapter=generator", "verifier.model.width=64"],
      "makes both roles one policy, but generator and verifier differ in model: give both the same"),

@@ -170,6 +170,12 @@ def test_a_generator_that_step_rewards_teach_does_not_stand_still():
     assert names(run_of(alike | {"generator/alpha": 0.001})) == {"generator/standing_still"}
 
 
+def test_groups_that_dynamic_sampling_replaced_teach_as_well():
+    alike = {"generator/groups_without_signal": 0.99}
+    assert names(run_of(alike | {"generator/groups_filled_up": 0.1})) == set()
+    assert names(run_of(alike | {"generator/groups_filled_up": 0.99})) == {"generator/standing_still"}
+
+
 @pytest.mark.parametrize("changes, ringing", [
     ({"generator/truncation_rate": 0.5, "verifier/groups_without_signal": 1.0, "verifier/kl": since(2, 5.0, 0.0)},
      set()),

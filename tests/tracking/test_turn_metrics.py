@@ -16,7 +16,27 @@ def test_every_solution_counts_once_over_all_calls_of_the_verifier(again):
     t = turn_of(settings(2, 2), "generator", said)
     solutions = t.sample("generator", t.problems("train"), 2)
     for rows in (range(0, 2), range(2, 4), range(again)):
-        t.sample("verifier", [solutions[row] for row in rows], 1, at_most=4)
+        t.sample("verifier", [solutions[row] for row in rows], 1)
     metrics = turn_metrics(t, Lesson(solutions, Rewards(np.zeros(4, np.float32), {}), {}), {})
     assert metrics["verifier/live_outcome_f1"] == metrics["verifier/live_accept_gap"] == 1.0
     assert metrics["verifier/live_rate_correct"] == 0.5
+
+
+@pytest.mark.parametrize("judged", [[0], [0, 1]])
+def test_a_call_whose_number_depends_on_the_data_names_a_part(judged):
+    """Also in a turn in which it happens to be everything: a series is of one name."""
+    t = turn_of(settings(2, 1), "generator", {"generator": [solution(False)] * 2,
+                                              "verifier": [verification("INCORRECT", (False,))] * 2})
+    solutions = t.sample("generator", t.problems("train"), 1)
+    t.sample("verifier", [solutions[row] for row in judged], 1, at_most=2)
+    metrics = turn_metrics(t, Lesson(solutions, Rewards(np.zeros(2, np.float32), {}), {}), {})
+    assert "verifier/judged_outcome_f1" in metrics and "verifier/live_outcome_f1" not in metrics
+
+
+def test_solutions_are_labelled_before_they_are_judged():
+    t = turn_of(settings(2, 1), "generator", {"generator": [solution(False)] * 2, "verifier": [verification()] * 2})
+    solutions = t.sample("generator", t.problems("train"), 1)
+    labelled = t.labelled(solutions, [True, False])
+    t.sample("verifier", labelled, 1)
+    with pytest.raises(ValueError, match="label them first"):
+        t.labelled(labelled, [False, False])
