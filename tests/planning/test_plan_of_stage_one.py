@@ -82,7 +82,7 @@ def test_the_verifiers_stage_one_holds_no_more_than_is_planned(tmp_path, monkeyp
         gc.collect()
         return sum(array.nbytes for array in jax.live_arrays())
 
-    def measure(run, state, base, done, *rest):
+    def measure(run, state, base, heldout, done, *rest):
         held[run.policy.role] = held_bytes() - before
         return state, done
 
