@@ -100,28 +100,30 @@ def row_uniforms(key_data: jax.Array, number_B: jax.Array, count: int) -> jax.Ar
 
 
 def append_tokens(
-    rows: Rows, logits_BV: jax.Array, sampling: SamplingParams, stop_ids: tuple[int, ...], mesh: Mesh | None
+    rows: Rows, logits_BV: jax.Array, sampling: SamplingParams, stop_ids: tuple[int, ...], mesh: Mesh | None,
+    column: jax.Array | int | None = None,
 ) -> Rows:
-    """Samples the next token of the rows that are alive."""
+    """Samples the next token of the rows that are alive. `column`: their length, if they began together."""
     # Clipped for rows that ended at their last number; what they draw is dropped.
     uniform_B = jnp.take_along_axis(rows.uniform_BT, rows.length_B[:, None], axis=1, mode="clip")[:, 0]
     token_B, logp_B = sample_tokens(mesh, logits_BV, uniform_B, sampling)
-    place_B = jnp.where(rows.is_alive_B, rows.length_B, rows.uniform_BT.shape[1])
+    place = jnp.where(rows.is_alive_B, rows.length_B, rows.uniform_BT.shape[1]) if column is None else column
     length_B = rows.length_B + rows.is_alive_B
     return rows.replace(
         token_B=token_B,
         length_B=length_B,
         is_alive_B=rows.is_alive_B & goes_on(token_B, logp_B, length_B, rows.limit_B, stop_ids),
-        out_token_BT=_put_numbers(rows.out_token_BT, place_B, token_B),
-        out_logp_BT=_put_numbers(rows.out_logp_BT, place_B, logp_B),
+        out_token_BT=_put_numbers(rows.out_token_BT, place, token_B),
+        out_logp_BT=_put_numbers(rows.out_logp_BT, place, logp_B),
     )
 
 
-def _put_numbers(target_BT: jax.Array, place_B: jax.Array, number_B: jax.Array) -> jax.Array:
-    """One in each row, which stays on its device; none beyond the last place."""
-    return jax.vmap(lambda row_T, place, number: row_T.at[place].set(number, mode="drop"))(
-        target_BT, place_B, number_B
-    )
+def _put_numbers(target_BT: jax.Array, place: jax.Array | int, number_B: jax.Array) -> jax.Array:
+    """In one column, or in a place of each row, which stays on its device; none beyond the last place."""
+    if jnp.ndim(place) == 0:  # one slice; what is written after a row's end is not read
+        return lax.dynamic_update_slice(target_BT, number_B[:, None], (0, place))
+    put_fn = jax.vmap(lambda row_T, one, number: row_T.at[one].set(number, mode="drop"))
+    return put_fn(target_BT, place, number_B)
 
 
 def goes_on(
@@ -168,7 +170,7 @@ def prefill(
         is_alive_B=batch.limit_B > 0, limit_B=batch.limit_B,
         uniform_BT=row_uniforms(batch.key_data, batch.number_B, max_new),
     )
-    rows = append_tokens(rows, jnp.repeat(logits_PV, B // P, axis=0), sampling, stop_ids, mesh)
+    rows = append_tokens(rows, jnp.repeat(logits_PV, B // P, axis=0), sampling, stop_ids, mesh, column=0)
     suffix = kv.init_suffix(config, B, cache_bucket)
     return DecodeState(prefix=prefix, suffix=suffix, step=jnp.ones((), jnp.int32), rows=rows)
 
@@ -195,7 +197,7 @@ def decode(
         rows, attend_fns = state.rows, _attend_fns(config, mesh, state)
         logits_BV, caches = decode_step(config, weights, rows.token_B, prompt_length_B + rows.length_B - 1, attend_fns)
         suffix = kv.Suffix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches))
-        rows = append_tokens(rows, logits_BV, sampling, stop_ids, mesh)
+        rows = append_tokens(rows, logits_BV, sampling, stop_ids, mesh, column=state.step)
         return state.replace(suffix=suffix, step=state.step + 1, rows=rows)
 
     # Not a scan over all columns: most rows end long before the limit, and with the last one the loop ends.
