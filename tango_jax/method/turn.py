@@ -231,8 +231,8 @@ class Turn:
     def labelled(self, solutions: Responses, label_B: Sequence[bool]) -> Responses:
         """The solutions with labels, which training takes for the grade. ValueError: they have been judged."""
         asked = {id(parent) for responses in self._everything for parent in responses.parents}
-        require(asked.isdisjoint(map(id, solutions)), "t.labelled(...) of solutions that t.sample was already asked "
-                "about, with their old labels: label them first")
+        require(asked.isdisjoint(map(id, solutions)), "t.labelled(...): these solutions have already been judged "
+                "with their old labels: label them first")
         records = [dataclasses.replace(one, label=bool(label)) for one, label in zip(solutions, label_B, strict=True)]
         new, self.has_labels = solutions.replace(records=records), True
         for sampled in (self.sampled, self._everything):

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 # Slots stand idle until one in so many is free, as filling them takes a return to the host: 3 % are idle on average.
 REFILL = 16
-# A chunk has at most one prompt for so many rows, and no more tokens than keep a device busy.
+# A chunk has at most one prompt for every 4 rows of the batch, and at most 8192 tokens, which keep a device busy.
 CHUNK_SHARE, CHUNK_TOKENS = 4, 8192
 
 
 class Shape(NamedTuple):
-    """Of a refilled batch."""
+    """The size of a refilled batch."""
 
     rows: int
     columns: int  # of a row's slot: the tokens of its prompt and the new ones
@@ -57,8 +57,8 @@ class SamplerConfig:
 
     @functools.cached_property
     def shapes(self) -> tuple[Shape, ...]:
-        """Of a refilled batch, in the order in which it passes them; each has programs of its own. At first columns
-        grow, with as many rows as the budget allows. Then rows become fewer."""
+        """The shapes that a refilled batch passes, in order, each compiled separately. At first the columns grow, with
+        as many rows as the budget allows; then the rows become fewer."""
         fullest = [Shape(self.rows_within(columns)[-1], columns) for columns in self.columns]
         return (*fullest, *(Shape(rows, self.longest) for rows in self.rows_within(self.longest)[-2::-1]))
 
@@ -91,7 +91,7 @@ class SamplerConfig:
 
     @property
     def prompts_per_chunk(self) -> int:
-        """Of a refilled batch. One number, whatever the group size and the prompts, so that few shapes are compiled."""
+        """One number for a refilled batch, whatever the group size and the prompts: few shapes are compiled."""
         rows = self.shapes[0].rows // self.row_multiple
         return max(1, min(rows // CHUNK_SHARE, CHUNK_TOKENS // self.prompt_buckets[-1])) * self.row_multiple
 

@@ -75,7 +75,7 @@ def shardings_of(mesh: Mesh | None, specs: object) -> object:
 
 
 def empty_state(config: ModelConfig, max_new: int, rows: int, prompt_bucket: int, cache_bucket: int) -> DecodeState:
-    """Each row has a prompt of its own."""
+    """A state without samples, with one prompt per row."""
     prefix = kv.init_suffix(config, rows, prompt_bucket)
     return DecodeState(
         prefix=kv.Prefix(k=prefix.k, v=prefix.v, length_P=jnp.ones((rows,), jnp.int32)),

@@ -286,7 +286,7 @@ def replay(limits: Limits, prompt_lengths: Sequence[int], length_B: Sequence[int
                 left = length_B[rows] - has
                 until_full = table.shape.columns + 1 - table.size_B[rows]
                 until_full = until_full[left > until_full].min(initial=left.max())
-                # No step where so many rows have ended with their first token that few enough run.
+                # No step is made if so many rows ended with their first token that at most `min_alive` run.
                 steps = int(min(np.sort(left)[::-1][min_alive], until_full))
                 if steps:
                     segments.append(Segment(table.shape, steps))

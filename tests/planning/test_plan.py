@@ -128,7 +128,7 @@ def test_a_role_that_is_not_trained_has_no_update():
 
 
 def test_an_update_holds_what_the_arm_trains_on():
-    """Both tries of second_try, where the second is to a prompt of its own."""
+    """In second_try both tries are trained on."""
     config = load_config(str(ROOT / "configs/tiny.py"), ["arm=second_try"])
     job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
     plain = counted_job().policies["generator"]
@@ -348,8 +348,8 @@ def test_segments_of_a_decode_batch():
 
 
 def test_a_budget_of_cached_tokens():
-    """Of 24 tokens of prompt and 32 of response: room for five rows of half as many, of which buckets take four, then
-    for two."""
+    """A prompt of 24 tokens and a response of 32 take 56 columns. The budget of 160 holds four rows of 28, then two of
+    56."""
     settings = ["generator.max_prompt=24", "generator.row_buckets=(1,2,4,8)", "generator.cache_tokens=160"]
     config = load_config(str(ROOT / "configs/tiny.py"), settings)
     job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
