@@ -18,6 +18,7 @@ from tango_jax.ablation.summary import (
     head,
     in_order,
     line,
+    other_sources,
     ratio_text,
     title_of,
     units_text,
@@ -103,7 +104,8 @@ def _table(task: str, members: Sequence[Member], reference: Member, span: int, t
               *([f"of the gap to {bound.arm}"] if bound else []), f"mean over {tokens / 1000:,.0f}k tokens",
               f"minus {reference.arm}", "accuracy, end", "1000 tokens in all", "tokens to 0.8, ratio"]
     told = ends_text({member.name: member.whole for member in members}, span)
-    lines = [f"## {task}: all arms against {reference.name}", "", NOTE, *filter(None, [told]), "", *head(titles)]
+    lines = [f"## {task}: all arms against {reference.name}", "", NOTE, *filter(None, [told]),
+             *other_sources([member.whole for member in members]), "", *head(titles)]
     for member in members:
         first = measured(member.curves, lambda curve: curve.evaluations[0])
         last = measured(member.curves, lambda curve: curve.evaluations[-1])

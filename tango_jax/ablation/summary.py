@@ -39,8 +39,8 @@ round brackets hold the value of each run."""
 def summarize(rows: Sequence[Evaluation]) -> str:
     parts = [METHODS]
     for (task, setting), arms in curves_by_setting(rows).items():
-        parts += [f"## {heading(task, setting, arms)}", _start(arms), *_other_methods(arms), *_other_sources(arms),
-                  *_arms_table(arms), *_comparisons(arms)]
+        parts += [f"## {heading(task, setting, arms)}", _start(arms), *_other_methods(arms),
+                  *other_sources(arms.values()), *_arms_table(arms), *_comparisons(arms)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -125,8 +125,8 @@ def _other_methods(arms: Arms) -> list[str]:
             "a schedule, a reward, a loss or a learning rate: do not compare them as arms."]
 
 
-def _other_sources(arms: Arms) -> list[str]:
-    sources = {curve.evaluations[0].source for curves in arms.values() for curve in curves.values()} - {""}
+def other_sources(runs: Iterable[Curves]) -> list[str]:
+    sources = {curve.evaluations[0].source for curves in runs for curve in curves.values()} - {""}
     if len(sources) < 2:
         return []
     return [f"The runs were made with different source code of tango_jax ({', '.join(sorted(sources))}): if a change "

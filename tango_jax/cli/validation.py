@@ -6,7 +6,7 @@ from tango_jax.cli.config_file import check_keys
 from tango_jax.cli.ranges import check_values
 from tango_jax.cli.task_validation import check_ranges, check_task
 from tango_jax.config import ROLES, flatten
-from tango_jax.method.load import load_method, load_parts
+from tango_jax.method.load import check_rows, load_method, load_parts
 from tango_jax.method.own_arm import arm_name, arm_or_none, load_arm, make_schedule, shares_policy
 from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.packing import pack_shape
@@ -49,11 +49,12 @@ def validate(config: ConfigDict) -> None:
             load_arm(arm, "ablation.arms")
     arm = arm_or_none(config)
     for role in ROLES:
-        _check_role(role, config[role], config.rl, mistakes)
+        _check_role(role, config[role], mistakes)
         _check_adapters(role, config, mistakes)
         if arm is None or role in arm.turns:
             _check_updates(role, config[role], config.rl, mistakes)
-    _check_generate(config.generate, config.generator, mistakes)
+    if not mistakes.is_about("generate.", "generator.row_buckets"):
+        check_rows(config, "generator", "generate.samples", config.generate.samples, mistakes)
     if config.verifier.sft.start == "generator":
         same = ("model", "checkpoint")
         mistakes.require(all(config.generator[name] == config.verifier[name] for name in same),
@@ -111,17 +112,6 @@ def _check_watching(loggers: ConfigDict, compare_with: str, mistakes: Mistakes) 
             read_tables([compare_with], "compare_with")
 
 
-def _check_generate(generate: ConfigDict, teacher: ConfigDict, mistakes: Mistakes) -> None:
-    if mistakes.is_about("generate.", "generator.row_buckets"):
-        return
-    rows = tuple(teacher.row_buckets)
-    mistakes.require(
-        not rows or bool(teacher.cache_tokens) or rows[-1] % generate.samples == 0,
-        f"generator.row_buckets={rows} must end in a multiple of generate.samples={generate.samples}: samples of a "
-        "prompt share its cache and stay in one batch",
-    )
-
-
 def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
     if rl.alpha_schedule == "exponential":
         mistakes.require(
@@ -162,14 +152,7 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
     if arm is None or mistakes.is_about("rl."):
         return
     for role in arm.turns:
-        algorithm = config[role].loss.algorithm
-        compares_groups = algorithm in ALGORITHMS and ALGORITHMS[algorithm].compares_groups_alone
-        mistakes.require(
-            rl.samples_per_prompt > 1 or not compares_groups, f"{role}.loss.algorithm={algorithm} "
-            "compares the responses to a prompt, and rl.samples_per_prompt=1 gives only one: raise it to 2 or more, or "
-            f"set {role}.loss.algorithm=reinforce_pp, which compares all responses of a batch",
-        )
-        norm = config[role].loss.step_norm
+        algorithm, norm = config[role].loss.algorithm, config[role].loss.step_norm
         mistakes.require(
             norm == "elements" or algorithm in ALGORITHMS, f"{role}.loss.step_norm={norm} works with "
             f"{', '.join(ALGORITHMS)}, not with {role}.loss.algorithm={algorithm}: set step_norm=elements",
@@ -186,15 +169,14 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
     )
 
 
-def _check_role(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistakes) -> None:
+def _check_role(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
     with mistakes.collected():
         load_template(role, config.template)
     _check_start(role, config, mistakes)
     _check_model(role, config, mistakes)
     if not mistakes.is_about(*(f"{role}.{name}" for name in SIZES)):
         _check_lengths(role, config, mistakes)
-        if not mistakes.is_about("rl.samples_per_prompt", "rl.prompts_per_step"):
-            _check_rows(role, config, rl, mistakes)
+        _check_rows(role, config, mistakes)
     mistakes.require(role == "verifier" or config.sft.start != "generator",
                      f"{role}.sft.start=generator: only the verifier's stage 1 can continue from the generator's")
 
@@ -258,17 +240,10 @@ def _check_lengths(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
     )
 
 
-def _check_rows(role: str, config: ConfigDict, rl: ConfigDict, mistakes: Mistakes) -> None:
-    rows, M = tuple(config.row_buckets), rl.samples_per_prompt
-    are_rows = mistakes.require(
-        bool(rows) and all(a < b for a, b in zip(rows, rows[1:], strict=False)),
-        f"{role}.row_buckets={rows} must ascend and not be empty",
-    )
-    mistakes.require(
-        not are_rows or bool(config.cache_tokens) or rows[-1] % M == 0,
-        f"{role}.row_buckets ends in {rows[-1] if rows else None}, which is not a multiple of "
-        f"rl.samples_per_prompt={M}: choose one; samples of a prompt share its cache and stay in one batch",
-    )
+def _check_rows(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
+    rows = tuple(config.row_buckets)
+    mistakes.require(bool(rows) and all(a < b for a, b in zip(rows, rows[1:], strict=False)),
+                     f"{role}.row_buckets={rows} must ascend and not be empty")
     longest = config.max_prompt + config.max_response
     mistakes.require(  # of the rows on each device, `make_policy` knows
         config.cache_tokens == 0 or config.cache_tokens >= longest,

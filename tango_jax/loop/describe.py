@@ -8,6 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.loop.imitation import sft_sequence
+from tango_jax.method.load import Method
 from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.models.attention import why_plain
 from tango_jax.models.decode_attention import attention_names
@@ -24,7 +25,7 @@ from tango_jax.tracking.stored_runs import compare
 
 
 def describe_run(
-    console: Console, config: ConfigDict, policies: dict[str, Policy], task: Task, schedule: Schedule
+    console: Console, config: ConfigDict, policies: dict[str, Policy], task: Task, schedule: Schedule, method: Method
 ) -> None:
     rl = config.rl
     console.log(f"machine: {describe_machine()}")
@@ -42,10 +43,9 @@ def describe_run(
             "the verifier has no turn after its warm-up: the first would come after generator step "
             f"{rl.generator_turns_per_cycle}, and rl.generator_steps is {rl.generator_steps}"
         )
-    console.log(
-        f"batch: {rl.prompts_per_step} prompts x {rl.samples_per_prompt} samples = "
-        f"{rl.prompts_per_step * rl.samples_per_prompt} rows"
-    )
+    for role, rehearsal in method.rehearsals.items():
+        sampled = ", ".join(f"{name} {call.prompts} x {call.samples}" for (name, _), call in rehearsal.calls.items())
+        console.log(f"a turn of the {role} samples at most (prompt, parents x samples of each): {sampled}")
     for note in task.notes:
         console.log(note)
     if config.task.grader:

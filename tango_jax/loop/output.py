@@ -11,7 +11,7 @@ from tango_jax.loop.measure import Measured
 from tango_jax.loop.resume import RunState, save
 from tango_jax.loop.turn import RunContext
 from tango_jax.records import Memory, States, TurnResult
-from tango_jax.rl.schedule import Place, Schedule, evaluations_before, generator_steps_after
+from tango_jax.rl.schedule import Place, Schedule, evaluations_before, generator_steps_after, turn_at
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Stage
 from tango_jax.tracking.loggers import RunLog
@@ -66,7 +66,8 @@ class RunOutput:
     def save(self, states: States, memory: Memory, owes_evaluation: bool) -> None:
         """Raises FloatingPointError: parameters are not finite; ValueError: the checkpoint cannot be written."""
         with self.explained(f"the check of the parameters that turn {memory.turn} would save"):
-            check_params(states)
+            last = turn_at(self.schedule, memory.turn - 1).role
+            check_params({last: states[last]} | states)  # of one policy, the role that was trained last is named
         self.progress.show("saving a checkpoint")
         with self.context.timer("checkpoint"):  # in the row of what comes next: this turn's is written
             seconds = time.monotonic() - self.began

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from tango_jax.config import ROLES
 from tango_jax.loop.describe import describe_results
+from tango_jax.method.own_arm import shares_policy
 from tango_jax.models.lora import split
 from tango_jax.records import Memory, States
 from tango_jax.rl.policy import Policy
@@ -111,6 +113,8 @@ def check_start(restored: Restored | None, fingerprints: dict[str, str], config:
     saved = fingerprints if restored is None else restored.meta["source_fingerprint"]
     changed = [name for name, now in fingerprints.items() if saved.get(name, now) != now]
     changed = [name for name in changed if f"{name}{BASE}" not in changed]  # which says it of the role as well
+    if shares_policy(config):  # stored for both roles
+        changed = [name for name in changed if not name.startswith("verifier")]
     if changed:
         raise ValueError(f"{' and '.join(_changed(name, config) for name in changed)} since the checkpoint of turn "
                          f"{restored.step} was saved, and the run would go on as another one: put back what was there, "
@@ -123,6 +127,8 @@ def _changed(name: str, config: ConfigDict) -> str:
     if name == "templates":
         return "a template file has changed"
     is_base, name = name.endswith(BASE), name.removesuffix(BASE)
+    if shares_policy(config):  # it starts from the role that has a stage 1
+        name = next((role for role in ROLES if config[role].sft.steps or config[role].init_from), name)
     role = config[name]
     if (role.sft.steps or role.init_from) and not (is_base and role.checkpoint and not role.sft.full):
         return f"the stage 1 of the {name}{f' in {role.init_from}' if role.init_from else ''} has changed"

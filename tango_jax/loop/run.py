@@ -86,7 +86,7 @@ def run_stages(
     method, task = rehearsed(config, policies)
     check_problems(config, policies, task, schedule, method)
     check_grader(task.grade_kind)
-    describe_run(console, config, policies, task, schedule)
+    describe_run(console, config, policies, task, schedule, method)
     checkpointer = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
     newest = peek(checkpointer, policies)
     check_log(workdir, newest, config.checkpoint.every)

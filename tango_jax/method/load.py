@@ -14,9 +14,10 @@ from tango_jax.config import ROLES
 from tango_jax.method.arms import Arm, TurnFunction, turns_of
 from tango_jax.method.own_arm import arm_of
 from tango_jax.method.rehearsal import Rehearsal, made_up_task, rehearse
+from tango_jax.method.relatives import MAJORITY
 from tango_jax.method.turn import MAX_SCORED_TOKENS, Turn
 from tango_jax.records import Lesson
-from tango_jax.rl.algorithms import Algorithm, algorithm_of
+from tango_jax.rl.algorithms import ALGORITHMS, Algorithm, algorithm_of
 from tango_jax.rl.loss_term import load_loss_term
 from tango_jax.rl.own_reward import OwnReward, load_own_rewards
 from tango_jax.runtime import hosts
@@ -141,7 +142,7 @@ def _check(config: ConfigDict, method: Method) -> None:
     mistakes.require(method.arm.uses_verifier == has_verifier, f"{shown} has uses_verifier={method.arm.uses_verifier}, "
                      f"and its turns {verb} from the verifier: set it to {has_verifier}")
     for role, rehearsal in rehearsals.items():
-        _check_turn(config, role, rehearsal, mistakes)
+        _check_turn(config, role, rehearsal, method, mistakes)
     is_own = "generator" in method.turns and _is_own(method.arm.turns["generator"])
     is_trusted = "generator" in rehearsals and "generator/judged_share" in rehearsals["generator"].metrics
     mistakes.require(
@@ -152,16 +153,25 @@ def _check(config: ConfigDict, method: Method) -> None:
     mistakes.raise_all()
 
 
-def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, mistakes: Mistakes) -> None:
+def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Method, mistakes: Mistakes) -> None:
     rl, learner, shown = config.rl, config[role], f"arm={config.arm}"
     mistakes.require(
         not rehearsal.labels or (rl.judge == "all" and not rl.trust), f"{shown} labels solutions without grades, and "
         f"rl.judge={rl.judge} and rl.trust={tuple(rl.trust)} need grades: set rl.judge=all and rl.trust=()",
     )
     mistakes.require(
-        not rehearsal.labels or rl.samples_per_prompt > 1, f"{shown} labels solutions by the majority answer to "
-        "a problem, and rl.samples_per_prompt=1 gives only one answer: raise it",
+        MAJORITY not in rehearsal.metrics or rl.samples_per_prompt > 1, f"{shown} labels solutions by the majority "
+        "answer to a problem, and rl.samples_per_prompt=1 gives only one answer: raise it",
     )
+    is_alone = rehearsal.learner.samples == 1 and not rehearsal.learner.is_joined
+    mistakes.require(
+        not is_alone or not method.algorithms[role].compares_groups_alone or learner.loss.algorithm not in ALGORITHMS,
+        f"{role}.loss.algorithm={learner.loss.algorithm} compares the responses to a prompt, and the turn takes only "
+        f"one (rl.samples_per_prompt={rl.samples_per_prompt}): raise it to 2 or more, or set "
+        f"{role}.loss.algorithm=reinforce_pp, which compares all responses of a batch",
+    )
+    for sampler in {call.prompt.role for call in rehearsal.calls.values() if call.samples == rl.samples_per_prompt}:
+        check_rows(config, sampler, "rl.samples_per_prompt", rl.samples_per_prompt, mistakes)
     if rehearsal.scored:
         mistakes.require(
             learner.top_p == 1 and not learner.top_k, f"{shown} compares the {role}'s samples with its teacher, "
@@ -186,6 +196,15 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, mistakes: M
         )
 
 
+def check_rows(config: ConfigDict, role: str, key: str, samples: int, mistakes: Mistakes) -> None:
+    """`key`: the setting that says how many samples the role takes of a prompt."""
+    rows = config[role].row_buckets[-1]
+    mistakes.require(
+        bool(config[role].cache_tokens) or rows % samples == 0, f"{role}.row_buckets ends in {rows}, which is not a "
+        f"multiple of {key}={samples}: choose one; samples of a prompt share its cache and stay in one batch",
+    )
+
+
 def check_task(config: ConfigDict, method: Method, task: Task) -> None:
     """Raise ValueError if the task lacks step labels, a curriculum, or a grader that goes by `problem.answer`."""
     needed = {"step labels": ("gold_steps", method.arm.needs_gold_steps),
@@ -193,5 +212,5 @@ def check_task(config: ConfigDict, method: Method, task: Task) -> None:
     for what, (field, is_needed) in needed.items():
         require(not is_needed or getattr(task, field) is not None, f"arm={config.arm} needs a task with {what}, and "
                 f"task.name={config.task.name} has none: choose another arm, or give the task a {field}")
-    if any(rehearsal.labels for rehearsal in method.rehearsals.values()):
+    if any(MAJORITY in rehearsal.metrics for rehearsal in method.rehearsals.values()):
         check_goes_by_answer(task, [task.train_problem(index) for index in range(LOOKED_AT)], f"arm={config.arm}")

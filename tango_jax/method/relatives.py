@@ -23,6 +23,8 @@ MAX_NATS = 5.0
 # Weight of a second try's improvement in its reward, and of imitating the informed verifier.
 IMPROVEMENT_WEIGHT, TEACHER_WEIGHT = 0.5, 0.5
 
+MAJORITY = "generator/label_accuracy"  # a turn with this metric labels by majority
+
 
 def solve_twice(t: Turn) -> Lesson:
     """Where the verdict is INCORRECT, the generator solves again, and sees its first try and the verification (PAG,
@@ -118,7 +120,7 @@ def majority_labelled(t: Turn, solutions: Responses) -> tuple[Responses, dict[st
     labelled = t.labelled(solutions, [label_of.get(row, False) for row in range(len(solutions))])
     metrics = {f"grader/label_{name}": getattr(report, name) for name in FAILURES} | {
         "generator/labelled_right": np.mean([solution.label for solution in labelled]),
-        "generator/label_accuracy": np.mean([solution.label == solution.is_correct for solution in labelled]),
+        MAJORITY: np.mean([solution.label == solution.is_correct for solution in labelled]),
     }
     return labelled, metrics
 

@@ -16,7 +16,8 @@ from tango_jax.planning.times import turn_times
 from tango_jax.planning.workload import Lengths
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.process import cpu_model
-from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.alarm_rules import recent_turns
+from tango_jax.tracking.metrics import TURN_PHASES, read_metrics
 from tango_jax.tracking.provenance import read_provenance
 from tango_jax.tracking.results import is_finished
 from tango_jax.weights.workdir import read_config
@@ -49,8 +50,8 @@ def open_run(workdir: str) -> Run:
         raise ValueError(f"{workdir} has no metrics.jsonl and config.json: give the workdir of a finished run")
     if not is_finished(path):
         raise ValueError(f"{workdir} holds an unfinished run: it has no summary.json; start it again to finish it")
-    config, rows = read_config(path), read_metrics(path)
-    turns = {role: found for role in ROLES if (found := [row for row in rows if row["phase"] == role])}
+    config, rows = read_config(path), [row for row in read_metrics(path) if row["phase"] in TURN_PHASES]
+    turns = {role: found for role in ROLES if (found := recent_turns(rows, role, len(rows)))}
     if not turns:
         raise ValueError(f"{workdir} has no turn of either role in its metrics.jsonl: give a run with some")
     target, devices, processes = _machine(path)

@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 ADAPTERS_LR = 10  # times that of all parameters
 # With an EPS of 0, a parameter that never had a gradient would become 0 / 0.
 B1, B2, EPS = 0.9, 0.999, 1e-8
-SCHEDULES = ("constant", "cosine")
 
 
 def learning_rate(lr: float, warmup_steps: int, cosine_to: int = 0) -> optax.Schedule:

@@ -81,14 +81,14 @@ def prompts_of(role: str, rows: Iterable[dict]) -> list[str]:
 
 def _truncation(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     recent = [row for turn in ROLES for row in recent_turns(rows, turn, limits.window)]
-    names = prompts_of(role, recent)
-    means = [means_over_turns(rows, turn, [f"{name}/truncation_rate"], limits.window)
-             for name in names for turn in ROLES]
-    mean = max((found[0] for found in means if found), default=0.0)
+    means = [(*found, name) for name in prompts_of(role, recent) for turn in ROLES
+             if (found := means_over_turns(rows, turn, [f"{name}/truncation_rate"], limits.window))]
+    mean, name = max(means, default=(0.0, role))
     if mean <= limits.truncation * ease:
         return None
     return (
-        f"{mean:.1%} of the {role}'s responses ended at the length limit",
+        f"{mean:.1%} of the {role}'s responses{'' if name == role else f' to the prompt {name}'} ended at the length "
+        "limit",
         f"{limits.truncation}",
         "read a few: if they never end, the stop token or stage 1 is at fault; if they are sound, raise "
         f"{role}.max_response, or mask them out of the loss with {role}.loss.mask_overlong",

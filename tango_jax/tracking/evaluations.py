@@ -255,6 +255,7 @@ def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
         (("setup", *side_by_side), row.setup, f"had {SETUP_IN_WORDS}"),
         (("method", *side_by_side, row.arm), row.method, f"of arm {row.arm} differ in more than the seed, such "
          "as a schedule, a reward, a loss, a learning rate or the version of your function"),
+        (("record", row.arm), row.arm_record, f"are of two different arms named {row.arm}"),
         (("weights", *side_by_side), row.weights, "started from different weights: the checkpoints or adapters that "
          "they name have different contents"),
         (("problems", *side_by_side, row.start), row.problems, "had files of problems or prompts with different "

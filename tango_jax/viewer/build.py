@@ -16,6 +16,7 @@ from typing import NamedTuple
 from tango_jax.method.arms import DEFAULT_ARM
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.model_text import on_one_line
+from tango_jax.tracking.learning_curve import trains_generator
 from tango_jax.tracking.provenance import describe
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.viewer import charts, comparison, pack, quality
@@ -134,6 +135,7 @@ def _facts(run: Run) -> dict:
         "name": run.name,
         "arm": run.arm,
         "is_default_arm": run.arm == DEFAULT_ARM,
+        "trains_generator": trains_generator(run.arm),
         "seed": run.settings["seed"],
         "task": run.settings["task.name"],
         "turns": max((row["step"] for row in run.rows), default=0),

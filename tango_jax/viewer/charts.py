@@ -30,7 +30,7 @@ def training(run: Run) -> list[dict]:
             "verifier", of(f"verifier/{name}", {"warmup", "verifier"}), BLUE, "--"
         )
 
-    warmup, sampled = warmup_shade(rows), responses_of_a_turn(run)
+    warmup = warmup_shade(rows)
     accuracy = share("greedy, held out", of("generator/accuracy", {"eval"}), _evaluated(run), VERMILION)
     accuracy += line("greedy, with second tries", of("second_try/eval_final_accuracy", {"eval"}), GREEN, "--", "x")
     reward = noisy("sampled, in training", of("generator/reward/outcome", {"generator"}), GREY, "--")
@@ -43,7 +43,7 @@ def training(run: Run) -> list[dict]:
     return with_content(
         [
             panel("Generator", f"Share of correct answers: greedy on {_evaluated(run)} held-out problems, with its "
-                  f"95 % interval, and of the {sampled} sampled in a turn.", accuracy + reward, TURN,
+                  "95 % interval, and of the solutions sampled in a turn.", accuracy + reward, TURN,
                   score=True, **warmup),
             panel("Second tries", "Shares of the solutions of a turn.", tried, TURN, score=True, **warmup),
             panel("Trust in the verifier", "The factor that trust puts on step rewards, and the share of solutions "
@@ -51,7 +51,7 @@ def training(run: Run) -> list[dict]:
             panel("Entropy", "Nats per token; near 0 the policy no longer explores.", both("entropy"), TURN, **warmup),
             panel("KL to the reference", "For policies with a reference.", both("kl"), TURN, **warmup),
             panel("Response length", "Mean number of sampled tokens.", both("length_mean"), TURN, **warmup),
-            panel("Truncated responses", f"Share of the {sampled} of a turn that reached the length limit.",
+            panel("Truncated responses", "Share of a turn's responses that reached the length limit.",
                   both("truncation_rate"), TURN, score=True, **warmup),
             panel("Log-prob gap", "Largest difference between sampler and trainer over the tokens trained on. More "
                   "than rounding means that the cache or a mask is wrong.", both("logprob_gap_max"), TURN, **warmup),
@@ -121,13 +121,6 @@ def headline(run: Run) -> list[list[str]]:
 def _evaluated(run: Run) -> int:
     counted = (row["generator/problems"] for row in reversed(run.rows) if row.get("generator/problems"))
     return int(next(counted, run.settings["eval.problems"]))  # before the first evaluation, the setting
-
-
-def responses_of_a_turn(run: Run) -> str:
-    problems, samples = run.settings["rl.prompts_per_step"], run.settings["rl.samples_per_prompt"]
-    if run.settings.get("rl.dynamic_sampling"):
-        return f"{problems} × {samples} or more"
-    return f"{problems} × {samples}"
 
 
 def warmup_shade(rows: list[dict]) -> dict:

@@ -81,9 +81,9 @@ def _tells(key: str, arms: Sequence[str], settings: Sequence[dict[str, str]]) ->
 
 
 def warnings(lines: Sequence[Line], as_seed: Collection[str] = ()) -> list[str]:
-    told = [text for line in lines for text in (*_equal_seeds(line, as_seed), *_other_starts(line, as_seed),
-                                                *_other_weights(line))]
-    return told + _other_sources([run for line in lines for run in line.runs])
+    runs = [run for line in lines for run in line.runs]
+    told = [text for line in lines for text in (*_equal_seeds(line, as_seed), *_other_starts(line, as_seed))]
+    return told + _other_weights(runs) + _other_sources(runs)
 
 
 def _equal_seeds(line: Line, as_seed: Collection[str]) -> list[str]:
@@ -108,12 +108,12 @@ def _other_starts(line: Line, as_seed: Collection[str]) -> list[str]:
     return found
 
 
-def _other_weights(line: Line) -> list[str]:
-    """Runs of one line whose checkpoints had one name and held different weights."""
-    by_weights = _grouped([run for run in line.runs if weights_digest(run.provenance)],
+def _other_weights(runs: Sequence[Run]) -> list[str]:
+    """Runs whose checkpoints had one name and held different weights."""
+    by_weights = _grouped([run for run in runs if weights_digest(run.provenance)],
                           lambda run: (weights_digest(run.provenance), *(_start(run, key) for key in ANY_PLACE)))
     by_place = _grouped(by_weights, lambda key: key[1:])
-    return [f"the runs of the line {line.label} name the same checkpoints, which held different weights "
+    return [f"runs name the same checkpoints, which held different weights "
             f"({'; '.join(_names(by_weights[key]) for key in keys)}): leave out all but those with the same weights"
             for keys in by_place.values() if len(keys) > 1]
 

@@ -10,7 +10,7 @@ from tango_jax.tracking.curves import Series, series
 from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.metrics import TURN_PHASES
 from tango_jax.tracking.scores import VERDICTS
-from tango_jax.viewer.charts import TURN, responses_of_a_turn, warmup_shade
+from tango_jax.viewer.charts import TURN, warmup_shade
 from tango_jax.viewer.panels import FEW, Rates, bars, line, noisy, panel, rated, with_content
 from tango_jax.viewer.runs import Run
 
@@ -82,8 +82,8 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
         [
             panel("Verifier on the fixed pool", f"Agreement with the known labels on {run.settings['eval.pool']} fixed "
                   "solutions, greedy.", f1, TURN, score=True, **warmup),
-            panel("Verdicts in training", "A collapsed verifier says CORRECT always or never. "
-                  f"{responses_of_a_turn(run)} verdicts a turn.", verdicts, TURN, score=True, **warmup),
+            panel("Verdicts in training", "A collapsed verifier says CORRECT always or never.", verdicts, TURN,
+                  score=True, **warmup),
             panel("Disagreements with the grader", f"Share of a turn's verifications, in {_whose(items)}.", shares,
                   TURN, barmode="stack"),
             panel("Agreement with gold steps", f"For steps with a known label, in {_whose(items)}.", steps, TURN,

@@ -148,7 +148,8 @@ const phaseOf = ({ phase, role }) =>
 function whereLine(rollout, fact) {
   const after = rollout.turn ? `after turn ${rollout.turn}` : "before the first turn";
   const where = `${rollout.phase === "eval" ? after : `turn ${rollout.turn}`} of ${readable(fact.name)}`;
-  const facts = [where, phaseOf(rollout), `after ${rollout.generator_step} generator steps`, `arm ${fact.arm}`];
+  const steps = fact.trains_generator && `after ${rollout.generator_step} generator steps`;
+  const facts = [where, phaseOf(rollout), steps, `arm ${fact.arm}`].filter(Boolean);
   return h("p", { class: "muted where-line" }, facts.join(" · "));
 }
 

@@ -13,6 +13,9 @@ _QWEN2_7B = _QWEN2 | {
     "num_hidden_layers": 28, "max_window_layers": 28, "hidden_size": 3584, "intermediate_size": 18944,
     "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
 }
+_QWEN2_SMALL = _QWEN2 | {
+    "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True, "rope_theta": 1000000.0,
+}
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "attention_bias": False,
     "attention_dropout": 0.0, "mlp_bias": False, "rms_norm_eps": 1e-05,
@@ -32,6 +35,7 @@ _QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "attention_dropout": 0.0,
     "attention_bias": False, "use_sliding_window": False, "rms_norm_eps": 1e-06, "vocab_size": 151936,
     "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960, "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
 }
 _GEMMA3 = {
     "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh",
@@ -50,32 +54,26 @@ _VERSION = re.compile(r"(-(instruct|it|base|pt|bf16))+$")
 CONFIG_JSON = {
     "Qwen/Qwen2.5-Math-7B": _QWEN2_7B | {"max_position_embeddings": 4096, "rope_theta": 10000},
     "Qwen/Qwen2.5-7B": _QWEN2_7B | {"max_position_embeddings": 131072, "rope_theta": 1000000.0},
-    "Qwen/Qwen2.5-0.5B": _QWEN2 | {
+    "Qwen/Qwen2.5-0.5B": _QWEN2_SMALL | {
         "num_hidden_layers": 24, "max_window_layers": 24, "hidden_size": 896, "intermediate_size": 4864,
-        "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
-        "max_position_embeddings": 32768, "rope_theta": 1000000.0,
+        "num_attention_heads": 14, "max_position_embeddings": 32768,
     },
-    "Qwen/Qwen2.5-1.5B": _QWEN2 | {
+    "Qwen/Qwen2.5-1.5B": _QWEN2_SMALL | {
         "num_hidden_layers": 28, "max_window_layers": 28, "hidden_size": 1536, "intermediate_size": 8960,
-        "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
-        "max_position_embeddings": 131072, "rope_theta": 1000000.0,
+        "num_attention_heads": 12, "max_position_embeddings": 131072,
     },
-    "Qwen/Qwen2.5-3B": _QWEN2 | {
+    "Qwen/Qwen2.5-3B": _QWEN2_SMALL | {
         "num_hidden_layers": 36, "max_window_layers": 36, "hidden_size": 2048, "intermediate_size": 11008,
-        "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
-        "max_position_embeddings": 32768, "rope_theta": 1000000.0,
+        "num_attention_heads": 16, "max_position_embeddings": 32768,
     },
     "Qwen/Qwen3-0.6B": _QWEN3 | {
         "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16,
-        "tie_word_embeddings": True,
     },
     "Qwen/Qwen3-1.7B": _QWEN3 | {
         "num_hidden_layers": 28, "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16,
-        "tie_word_embeddings": True,
     },
     "Qwen/Qwen3-4B": _QWEN3 | {
         "num_hidden_layers": 36, "hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32,
-        "tie_word_embeddings": True,
     },
     "Qwen/Qwen3-8B": _QWEN3 | {
         "num_hidden_layers": 36, "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32,

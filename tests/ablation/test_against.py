@@ -150,6 +150,12 @@ def test_a_reference_in_several_settings_needs_its_own():
     assert cells(table, "grpo")[6] == "" and cells(table, "grpo, b")[6] == "+0.000"
 
 
+def test_runs_of_different_source_code_are_named():
+    rows = [*run_rows("tango", (0.1, 0.5), source="aa"), *run_rows("grpo", (0.1, 0.4), source="bb")]
+    table, _ = compare(learning(rows), "grpo")
+    assert "made with different source code of tango_jax (aa, bb)" in table
+
+
 def test_runs_of_two_tasks_are_refused():
     both = rows() + [row._replace(task="math") for row in rows()]
     with pytest.raises(ValueError, match="compares runs of one task.*last_letter, math"):

@@ -153,7 +153,7 @@ MISTAKES = [
     ("arm=tnago", r"arm='tnago' is not one of .* \(did you mean tango\?\); your own arm is FILE\.py:name"),
     ("generator.loss.algorithm=grop", r"'grop' is not one of grpo, .* \(did you mean grpo\?\); your own algorithm is"),
     ("rl.samples_per_prompt=1",
-     r"generator\.loss\.algorithm=grpo compares the responses to a prompt, and rl\.samples_per_prompt=1 gives only"),
+     r"generator\.loss\.algorithm=grpo compares the responses to a prompt, and the turn takes only one \(rl\.samp"),
     ("rl.samples_per_prompt=1 verifier.loss.algorithm=rloo", r"verifier\.loss\.algorithm=rloo compares .* raise it to"),
     ("generator.loss.algorithm=own.py:mine generator.loss.step_norm=minimum",
      r"step_norm=minimum works with grpo, .* not with generator\.loss\.algorithm=own\.py:mine: set"),
@@ -185,7 +185,7 @@ MISTAKES = [
     ("rl.alpha_final=0.0", r"cannot start or end at 0 \(alpha_initial=0\.1, alpha_final=0\.0\): use .*=linear"),
     ("eval.pool=0", r"eval\.pool=0 must be at least 1"),
     ("generate.samples=0", r"generate\.samples=0 must lie between 1 and 1024"),
-    ("generate.samples=3", r"row_buckets=\(4, 8\) must end in a multiple of generate\.samples=3: samples of a"),
+    ("generate.samples=3", r"generator\.row_buckets ends in 8, which is not a multiple of generate\.samples=3: choose"),
     ("generate.temperature=-0.1", r"temperature=-0\.1 must be 0, or lie between 1e-06 and 1000000\.0; 0 is greedy"),
     ("generator.top_p=0.0", r"generator\.top_p=0\.0 must be above 0\.0 and at most 1\.0"),
     ("generate.problems=-1", r"generate\.problems=-1 must be at least 0"),
@@ -403,7 +403,7 @@ def test_every_check_is_among_the_mistakes(small, monkeypatch):
 
 
 def test_all_mistakes_are_told_at_once(small, capsys):
-    wrong = ["rl.gamma=-1.0", "arm=tangos", "generator.loss.algorithm=ppo", "verifier.row_buckets=(4,7)",
+    wrong = ["rl.gamma=-1.0", "arm=tangos", "generator.loss.algorithm=ppo", "verifier.row_buckets=(8,4)",
              "task.rl_words=(3,2)", "generator.template=maths", "verifier.sft.start=verifier"]
     messages = mistakes_in(small, " ".join(wrong))
     found = {override.partition("=")[0] for override in wrong if any(override.partition("=")[0] in m for m in messages)}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from support.hf_cases import CASES, make_tensors, write_checkpoint
+from tango_jax.cli.command_line import load_config
 from tango_jax.config import default_config
 from tango_jax.loop.breakdown import Broken, check_metrics, check_params, explained
 from tango_jax.loop.resume import check_start
@@ -93,6 +94,13 @@ def test_a_run_does_not_go_on_from_something_else(name, settings, words):
     check_start(Restored(3, None, {"source_fingerprint": now}), now, config)
     with pytest.raises(ValueError, match=f"^{words} since the checkpoint of turn 3 was .*choose another --workdir"):
         check_start(Restored(3, None, {"source_fingerprint": now | {name: "x"}}), now, config)
+
+
+def test_of_one_policy_the_start_is_named_once():
+    config = load_config("tiny", ["arm=self_verify", "generator.sft.steps=0"])
+    before = {"generator": "a", "verifier": "a"}
+    with pytest.raises(ValueError, match="^the stage 1 of the verifier has changed since the checkpoint of turn 3 was"):
+        check_start(Restored(3, None, {"source_fingerprint": before}), dict.fromkeys(before, "x"), config)
 
 
 def test_published_weights_that_are_not_finite_are_refused_by_name(tmp_path):

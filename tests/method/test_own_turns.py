@@ -1,5 +1,6 @@
 """Methods of a user: three that are functions of a Turn and nothing else, and mistakes that are told before stage 1."""
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -368,6 +369,22 @@ def test_settings_of_trust_need_a_turn_that_takes_them(tmp_path):
     on_trust = "from tango_jax.method import trust\nreturn trust.solve(t)"
     method = load_method(written(tmp_path, on_trust, **{"rl.trust": "(0.4,0.55)"}))
     assert "generator/judged_share" in method.rehearsals["generator"].metrics
+
+
+@pytest.mark.parametrize("count, settings, message", [
+    ("1", {}, r"^generator\.loss\.algorithm=grpo compares the responses to a prompt, and the turn takes only one"),
+    ("4", {"rl.samples_per_prompt": "1", "verifier.loss.algorithm": "reinforce_pp"}, ""),
+    ("4", {"generator.row_buckets": "(3,)"}, ""),  # of no 2 samples
+    ("2", {"generator.row_buckets": "(3,)"}, r"^generator\.row_buckets ends in 3, which is not a multiple of "),
+])
+def test_the_samples_of_the_calls_count_and_not_the_setting_alone(count, settings, message, tmp_path):
+    """Its labels are no majority, so one sample a problem would be enough for them."""
+    body = (f"solutions = t.sample('generator', t.problems(), {count})\n"
+            "solutions = t.labelled(solutions, [bool(one.text) for one in solutions])\n"
+            "t.sample('verifier', solutions)\nreturn taught(t, *graded(t, solutions))")
+    config = written(tmp_path, body, **settings)
+    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
+        assert load_method(config).rehearsals["generator"].labels
 
 
 def test_a_reward_that_the_turn_does_not_add_is_refused(tmp_path):

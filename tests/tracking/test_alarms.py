@@ -86,11 +86,13 @@ CASES = [
      "(correlation -0.60)",
      {"generator/step_count_corr": -0.6, "generator/steps_approved": 0.79}),
     ("generator/truncation", {**SECOND_TRIES, "second_try/truncation_rate": 0.9},
-     "90.0% of the generator's responses ended", {**SECOND_TRIES, "second_try/truncation_rate": 0.09}),
+     "90.0% of the generator's responses to the prompt second_try ended",
+     {**SECOND_TRIES, "second_try/truncation_rate": 0.09}),
     # Prompts of a user's method: answers to a generator's are graded.
     ("generator/truncation", {**HINTS, "hint/truncation_rate": 0.9},
-     "90.0% of the generator's responses ended", {**HINTS, "hint/truncation_rate": 0.09}),
-    ("verifier/truncation", {"critique/truncation_rate": 0.9}, "90.0% of the verifier's responses ended",
+     "90.0% of the generator's responses to the prompt hint ended", {**HINTS, "hint/truncation_rate": 0.09}),
+    ("verifier/truncation", {"critique/truncation_rate": 0.9},
+     "90.0% of the verifier's responses to the prompt critique ended",
      {"critique/truncation_rate": 0.09}),
     # Five turns of 100 answers: 6 are 1.2 %, 5 are 1 %.
     ("grader/failures", {"grader/errors": since(13, 1, 0), "grader/timeouts": since(13, 1, 0)},

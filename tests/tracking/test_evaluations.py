@@ -228,6 +228,7 @@ def test_adapters_count_with_their_base_once_something_has_trained_them():
     ({"problems": "1"}, {"seed": 1, "problems": "2"}, "had files of problems or prompts with different contents"),
     ({"generator_start": "1"}, {"arm": "tango", "generator_start": "2"},
      "of start 3 and seed 0 began with different weights of the generator"),
+    ({"arm_record": "1"}, {"seed": 1, "arm_record": "2"}, "are of two different arms named grpo"),
     ({"weights": "1"}, {"seed": 1, "weights": "2"}, "started from different weights: the checkpoints or adapters that"),
     ({"arm": "fixed_verifier", "verifier_start": "1"}, {"arm": "tango", "verifier_start": "2"},
      "began with different weights of the verifier"),
@@ -238,7 +239,8 @@ def test_runs_that_do_not_compare_are_not_read_together(tmp_path, digests, other
     both = r"b.csv, line 2 and .*a.csv, line 2 are both of task last_letter and .*"
     with pytest.raises(ValueError, match=both + message):
         read_tables([tmp_path / "a.csv", tmp_path / "b.csv"])
-    unknown = {name: "" for name in ("setup", "method", "problems", "generator_start", "verifier_start", "weights")}
+    unknown = {name: "" for name in ("setup", "method", "problems", "generator_start", "verifier_start", "weights",
+                                       "arm_record")}
     write_table([evaluation(0, 0.5, **(others | unknown))], tmp_path / "b.csv")  # of a table that did not record it
     assert len(read_tables([tmp_path / "a.csv", tmp_path / "b.csv"])) == 2
 

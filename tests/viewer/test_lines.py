@@ -143,6 +143,9 @@ def test_one_checkpoint_with_other_weights_is_warned_of():
     assert warnings(lines_of([started("a", 0, "11"), started("b", 1, "11")])) == []
     (warning,) = warnings(lines_of([started("a", 0, "11"), started("b", 1, "22")]))
     assert "name the same checkpoints, which held different weights (a; b)" in warning
+    other = run_of("c", arm="grpo", generator__checkpoint="models/one")._replace(provenance=started("b", 1, "22")[-1])
+    (warning,) = warnings(lines_of([started("a", 0, "11"), other]))
+    assert "which held different weights (a; c)" in warning
 
 
 def test_a_function_with_other_content_is_another_line():
