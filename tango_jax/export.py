@@ -58,7 +58,9 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
     own = settings[role]
     stage = ("after reinforcement learning" if is_trained and not is_stage_one
              else "after stage 1 (SFT)" if is_stage_one or own.sft.steps or own.init_from else "not trained by it")
-    prompting = prompting_of(settings, role, peek_meta(directory).meta)
+    roles = sorted(ROLES if has_one_policy(workdir) else [role], key=lambda name: name != role)
+    promptings = [prompting_of(settings, name, peek_meta(directory).meta) for name in roles]
+    promptings = [] if None in promptings else promptings
     whose = "One policy in both roles" if has_one_policy(workdir) else role.capitalize()
     measured = directory.parent.name if is_stage_one else role  # one policy may have the other role's stage 1
     row = last_evaluation(directory.parent / "metrics.jsonl", step)
@@ -66,7 +68,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
         f"{whose} of a run of {arm.get('label', 'RL Tango')}, {stage}",
         source.base_model,
         {name: value for name, value in row.items() if name.startswith(f"{measured}/")},
-        prompting,
+        promptings[0] if promptings else None,
         trained=moment(step, is_stage_one),
         evaluated=moment(row["step"], is_stage_one) if row else "",
         example=example_of(settings, source.tokenizer),
@@ -81,7 +83,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
             tokenizer_folder=folder,
             generation_config=source.generation,
             card=card,
-            prompting=prompting,
+            promptings=promptings,
             dtype=dtype,
         )
 

@@ -135,11 +135,8 @@ def _drop_buckets(config: ConfigDict, given: frozenset[str]) -> None:
             before, most = tuple(config[role][name]), config[role][limit]
             config[role][name] = tuple(size for size in before if size < most)
             if config[role][name] != before:
-                add_note(config, f"{role}.{name}={before} became {config[role][name]}, below {role}.{limit}={most}")
-
-
-def add_note(config: ConfigDict, line: str) -> None:
-    config.notes = f"{config.notes}\n{line}".strip()
+                note = f"{role}.{name}={before} became {config[role][name]}, below {role}.{limit}={most}"
+                config.notes = f"{config.notes}\n{note}".strip()
 
 
 def print_config(config: ConfigDict) -> None:

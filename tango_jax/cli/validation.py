@@ -84,6 +84,12 @@ def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:
     said = "verifier.adapter=generator" if config.verifier.adapter == "generator" else f"arm={config.arm}"
     mistakes.require(not different, f"{said} makes both roles one policy, but generator and verifier differ in "
                      f"{', '.join(different)}: give both the same")
+    arm = arm_or_none(config)
+    mistakes.require(
+        arm is None or arm.is_one_policy or not arm.uses_verifier or (len(arm.turns) == 2 and arm.is_interleaved),
+        f"arm={config.arm} keeps a role fixed, and with verifier.adapter=generator whatever trains one role trains "
+        "both: choose another arm, or leave verifier.adapter empty",
+    )
     mistakes.require(
         verifier.adapter in ("", "generator", generator.adapter), f"{said} makes both roles one policy, which starts "
         f"from generator.adapter={generator.adapter!r}, and verifier.adapter={verifier.adapter} is another: leave it "

@@ -49,13 +49,10 @@ def to_problem(row: Row, row_format: str) -> Problem | None:
 def detect_format(fields: Fields) -> str:
     """"math" if the keys indicate no other format."""
     for name, keys in _TELLING_KEYS.items():
-        if keys <= fields.keys() and not (name == "cruxeval" and _has_question(fields)):
+        has_question = any(str(key).lower() in ("question", "problem") for key in fields)
+        if keys <= fields.keys() and not (name == "cruxeval" and has_question):
             return name
     return "gsm8k" if GSM8K_MARK in str(fields.get("answer")) else "math"
-
-
-def _has_question(fields: Fields) -> bool:
-    return any(str(key).lower() in ("question", "problem") for key in fields)
 
 
 def _read_math(fields: Fields) -> Content:

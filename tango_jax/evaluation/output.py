@@ -94,7 +94,8 @@ def csv_text(results: Sequence[SetResult], averages: Sequence[Metric]) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for metric in [metric for result in results for metric in result.metrics] + list(averages):
-        writer.writerow([metric.set, metric.name, metric.k or "", metric.count, *map(_digits, metric.estimate)])
+        estimate = ("" if math.isnan(value) else f"{value:.6g}" for value in metric.estimate)
+        writer.writerow([metric.set, metric.name, metric.k or "", metric.count, *estimate])
     return stream.getvalue()
 
 
@@ -179,7 +180,3 @@ def _set_table(results: Sequence[SetResult]) -> list[str]:
     parts = ["## Sets", table(["set", "rows from", "rows", "format score", "truncated", "tokens"], rows)]
     notes = [f"- {result.name}: {note}" for result in results for note in result.notes]
     return [*parts, "\n".join(notes)] if notes else parts
-
-
-def _digits(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.6g}"

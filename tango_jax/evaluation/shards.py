@@ -79,13 +79,10 @@ def digest(*texts: str) -> str:
 def read_shard(path: Path, row_class: type) -> list | None:
     try:
         lines = path.read_text(encoding="ascii").splitlines()
-        return [row_class(**_tuples(json.loads(line))) for line in lines]
+        return [row_class(**{name: tuple(value) if isinstance(value, list) else value
+                             for name, value in json.loads(line).items()}) for line in lines]
     except (OSError, ValueError, TypeError, AttributeError):  # not there; no text or JSON; other fields
         return None
-
-
-def _tuples(fields: dict) -> dict:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
 def complete_shards(

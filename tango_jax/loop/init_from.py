@@ -82,7 +82,10 @@ def what_it_lacks(config: ConfigDict, roles: Sequence[str], source: str) -> str:
     method = load_method(config)
     ours = {prompt.name for role in roles for prompt in method.further_prompts(role)}
     missing = ours - {name for role in roles for name in theirs.get(role, ())} if theirs is not None else ()
-    return f", which has no examples of {', '.join(sorted(missing))}" if missing else ""
+    told = f", which has no examples of {', '.join(sorted(missing))}" if missing else ""
+    if tuple(roles) == ("generator",) and _settings(source) and has_one_policy(Path(source).expanduser()):
+        told += ". There one policy went on to learn both roles' texts; verifier.adapter=generator starts after these"
+    return told
 
 
 def passes_gate(limit: float, loss: float) -> bool:

@@ -101,7 +101,7 @@ def run_stage_one(
                 is_next = policy.trains_adapters
             start = {role: fetch(ended["generator"], places)} if is_next else {}
             ended.clear()  # all parameters of a generator with adapters, which are frozen by now, would stay in memory
-            rehearsed = policies["generator"] if is_next and policy.is_shared else None
+            rehearsed = policies["generator"] if policy.is_shared and role == "verifier" else None
             if not is_next and config[role].adapter not in ("", "generator"):
                 start = {role: _fresh_params(policy, config.seed)}
             title = f"Stage 1.{number}: SFT of the {role}"
@@ -113,11 +113,12 @@ def run_stage_one(
             if policy.load_params:
                 console.log(f"reading the weights of the {role} from {config[role].checkpoint}")
             ended[role] = _fresh_params(policy, config.seed)
-        weights[role] = _with_base(policy, ended[role], config.seed, bases)
+        if role in meta_of or not (policy.is_shared and role == "generator" and config.verifier.sft.steps):
+            weights[role] = _with_base(policy, ended[role], config.seed, bases)
         if role in meta_of:
             _check_base(config, role, meta_of[role], split(weights[role])[1])
-    if len(weights) > 1 and policies["verifier"].is_shared:
-        weights["generator"] = weights["verifier"]
+    if "verifier" in weights and policies["verifier"].is_shared:
+        weights = dict.fromkeys(policies, weights["verifier"])
     return weights
 
 

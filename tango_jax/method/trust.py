@@ -114,7 +114,8 @@ def solve(t: Turn) -> Lesson:
         lambda problems: graded(t, t.sample("generator", problems, t.rl.samples_per_prompt))
     )
     has_signal_P = t.algorithm.has_signal_P(right_B(solutions).astype(np.float32), solutions)
-    choice = choose(t.rl, right_B(solutions), has_signal_P, _rates(t.memory, solutions))
+    rates = Evidence(*t.memory.evidence).rates(float(np.mean([len(one.steps) for one in solutions])))
+    choice = choose(t.rl, right_B(solutions), has_signal_P, rates)
     chosen = [solutions[row] for row in np.flatnonzero(choice.is_judged_B)]
     judged = t.sample("verifier", chosen, t.rl.verifications_per_solution, at_most=len(solutions))
     trust_B = np.repeat(choice.trust_P, solutions.group_size)
@@ -198,10 +199,6 @@ def choose(
             missing = max(math.ceil(least * needed) - int((is_judged_B & is_kind_B).sum()), 0)
             is_judged_B[_spread(np.flatnonzero(is_kind_B & ~is_judged_B), missing)] = True
     return Choice(is_judged_B, trust * counts_P, trust, rates)
-
-
-def _rates(memory: Memory, solutions: Sequence[Solution]) -> tuple[float, float]:
-    return Evidence(*memory.evidence).rates(float(np.mean([len(solution.steps) for solution in solutions])))
 
 
 def _only(rewards: StepRewards, counts_B: np.ndarray) -> StepRewards:

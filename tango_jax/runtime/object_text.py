@@ -74,7 +74,9 @@ class _Writer(pickle.Pickler):
         # A line may have several lambdas.
         column = min((place[2] for place in code.co_positions() if place[2]), default=0)
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-        read = {name: module[name] for name in sorted(_names_read(code) & module.keys()) if _is_read(module[name])}
+        held = {name: module[name] for name in sorted(_names_read(code) & module.keys())}
+        read = {name: one for name, one in held.items()
+                if isinstance(one, _READ) or dataclasses.is_dataclass(one) or hasattr(one, "__wrapped__")}
         return source, column, value.__defaults__, value.__kwdefaults__, cells, vars(value), read
 
 
@@ -101,10 +103,6 @@ def _source(code: types.CodeType) -> Any:
 def _names_read(code: types.CodeType) -> set[str]:
     own = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
     return own.union(*(_names_read(one) for one in code.co_consts if isinstance(one, types.CodeType)))
-
-
-def _is_read(held: Any) -> bool:
-    return isinstance(held, _READ) or dataclasses.is_dataclass(held) or hasattr(held, "__wrapped__")
 
 
 def _is_written(key: str, held: Any) -> bool:

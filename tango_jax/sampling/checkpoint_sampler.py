@@ -99,8 +99,9 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
     numerics |= {"sample_cache_dtype": "", "sample_weight_dtype": ""}
     if kind_of(name) != "workdir":
         numerics |= {key: settings.dtype for key in NUMERICS[:3]}
-    source = open_checkpoint(name, role, True if settings.use_chat else None, **numerics)
     own = prompting_of(name, role, download=True)
+    use_chat = True if settings.use_chat else own.use_chat if own else None
+    source = open_checkpoint(name, role, use_chat, **numerics)
     positions = source.model_config.max_position
     # A run's limits fit together; defaults must leave room for a prompt.
     max_new = settings.max_new or (own.max_new_tokens if own else min(settings.default_tokens, positions // 2))

@@ -142,10 +142,6 @@ def _named_letter(rng: np.random.Generator, letter: str, hard_error: float, easy
     return confuse(letter) if is_wrong else letter
 
 
-def _random_letter(rng: np.random.Generator) -> str:
-    return chr(ord("a") + rng.integers(0, 26))
-
-
 def solution_text(letters: list[str], sizes: list[int]) -> str:
     """`sizes`: how many letters each step names."""
     moves = [f"#{k}{_ENDS}{letter}" for k, letter in enumerate(letters, 1)]
@@ -191,7 +187,8 @@ def mixed_solution(
     words = _words(rng, config)
     hard_error = rng.random() if rng.random() < 0.5 else 0.0
     letters, sizes = _teacher_letters(rng, words, hard_error, config)
-    letters = [_random_letter(rng) if rng.random() < config.claim_noise else letter for letter in letters]
+    letters = [chr(ord("a") + rng.integers(0, 26)) if rng.random() < config.claim_noise else letter
+               for letter in letters]
     return _problem(words, f"last_letter/{split}/{index}"), solution_text(letters, sizes), rng
 
 

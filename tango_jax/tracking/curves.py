@@ -59,7 +59,8 @@ def score_range(low: float, high: float, least_margin: float = 0.0) -> tuple[flo
 
 def over_seeds(seeds: Iterable[list[dict]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """The x values common to all seeds that have the metric, and the values [seed, point] there."""
-    seeds = [_evaluations(rows) for rows in seeds]
+    seeds = [[row for row in rows if row.get("phase") == "eval" and row.get("generator_step") is not None]
+             for rows in seeds]
     # A run in its warm-up does not show the warm-up's length.
     warmup = max((row["step"] for rows in seeds for row in rows if row["generator_step"] == 0), default=0)
     # Turns before the first one of the generator have negative numbers.
@@ -76,7 +77,3 @@ def at_common_x(curves: Iterable[Series]) -> tuple[np.ndarray, np.ndarray]:
     for curve in curves[1:]:
         x = np.intersect1d(x, curve.x)
     return x, np.array([curve.y[np.isin(curve.x, x)] for curve in curves])
-
-
-def _evaluations(rows: Iterable[dict]) -> list[dict]:
-    return [row for row in rows if row.get("phase") == "eval" and row.get("generator_step") is not None]

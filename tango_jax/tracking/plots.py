@@ -1,4 +1,4 @@
-"""Figures of Matplotlib: the style of all, the curves of one run, and the arms of an ablation."""
+"""Figures of Matplotlib: the style of all, and the curves of one run."""
 
 import io
 import os
@@ -15,11 +15,7 @@ from tango_jax.method.arms import BLUE, GREEN, GREY, VERMILION, Look
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.tracking.curves import (
     MARKERS,
-    SCORES,
     Series,
-    label_of,
-    looks_of,
-    over_seeds,
     score_range,
     series,
     smooth,
@@ -105,21 +101,6 @@ def plot_curves(metrics_rows: Sequence[dict], title: str) -> Figure:
         if axes.lines:
             axes.legend(fontsize=7.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.22), handlelength=2.4,
                         labelspacing=0.3)
-    return figure
-
-
-def plot_ablation(runs: dict[str, dict[int, list[dict]]]) -> Figure:
-    """The arms over generator steps (the paper's figure 4): mean over seeds, with a min-max band."""
-    figure, looks, drawn = make_figure(), looks_of(runs), {}
-    for axes, (heading, name) in zip(figure.subplots(1, len(SCORES)), SCORES.items(), strict=True):
-        axes.set_title(heading)
-        axes.set_xlabel("generator step (below 0: warm-up)")
-        for arm in reversed(runs):  # the first arm is drawn last, on top
-            x, values = over_seeds(runs[arm].values(), name)
-            if x.size:
-                drawn[arm] = draw_band(axes, Band(x, values.mean(0), values.min(0), values.max(0)), looks[arm])
-        _finish(axes, are_scores=True)
-    add_legend(figure, {label_of(arm): drawn[arm] for arm in runs if arm in drawn})
     return figure
 
 

@@ -4,6 +4,7 @@ Seeds of the same arm and settings are one line, labelled by what differs betwee
 result do not separate lines. Paths of starting runs do not either: a warning says if they lead to different runs.
 """
 
+import functools
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import PurePath
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tango_jax.config import ROLES
 from tango_jax.method.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
 from tango_jax.runtime.checks import cut
 from tango_jax.runtime.model_text import on_one_line
@@ -21,6 +23,7 @@ from tango_jax.tracking.provenance import method_digests, weights_digest
 from tango_jax.tracking.run_config import ANY_PLACE, changes_results
 from tango_jax.viewer.panels import band, line, panel, with_content
 from tango_jax.viewer.runs import Run
+from tango_jax.weights.workdir import BASE
 
 UNSET = "unset"  # a setting unknown to a run's version, or a file of another arm
 MAX_SHOWN = 3  # settings in a label; the table names all
@@ -83,7 +86,7 @@ def _tells(key: str, arms: Sequence[str], settings: Sequence[dict[str, str]]) ->
 def warnings(lines: Sequence[Line], as_seed: Collection[str] = ()) -> list[str]:
     runs = [run for line in lines for run in line.runs]
     told = [text for line in lines for text in (*_equal_seeds(line, as_seed), *_other_starts(line, as_seed))]
-    return told + _other_weights(runs) + _other_sources(runs)
+    return told + _no_pairs(runs, as_seed) + _other_weights(runs) + _other_sources(runs)
 
 
 def _equal_seeds(line: Line, as_seed: Collection[str]) -> list[str]:
@@ -106,6 +109,24 @@ def _other_starts(line: Line, as_seed: Collection[str]) -> list[str]:
         found.append(f"the runs of the line {line.label} differ in {key}, so its mean is not over seeds alone "
                      f"({told}): leave out all but those with the same start, or add --as_seed={key}")
     return found
+
+
+def _no_pairs(runs: Sequence[Run], as_seed: Collection[str]) -> list[str]:
+    """Runs of one draw that started from other weights, as one policy and two do, or had other problems."""
+    found = {}
+    for same in _grouped(runs, lambda run: _values(run, ("task.name", "task.data_seed", "seed", *as_seed))).values():
+        for name, what in (("generator", "other weights of the generator"), ("problems", "other files of problems")):
+            groups = _grouped([run for run in same if name in run.start], functools.partial(_began_with, name))
+            if len(groups) > 1:
+                found.setdefault(what, "; ".join(map(_names, groups.values())))
+    return [f"runs of the same start and seed began with {what} ({names}), and are no pairs: compare each with runs "
+            "that start as it does" for what, names in found.items()]
+
+
+def _began_with(name: str, run: Run) -> str:
+    """Fresh adapters are told apart by their base: the random A differs between one policy and two."""
+    had_stage_one = any(run.settings.get(f"{role}.{key}") for role in ROLES for key in ("sft.steps", "init_from"))
+    return run.start[name] if had_stage_one else run.start.get(f"{name}{BASE}", run.start[name])
 
 
 def _other_weights(runs: Sequence[Run]) -> list[str]:

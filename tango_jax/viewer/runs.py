@@ -21,6 +21,7 @@ class Run(NamedTuple):
     rows: list[dict]  # metrics.jsonl
     is_finished: bool
     provenance: dict = {}  # provenance.json; empty if there is none
+    start: dict = {}  # of a finished run: {role or "problems": digest} (loop/resume.py fingerprints_of)
 
     @property
     def arm(self) -> str:
@@ -58,4 +59,6 @@ def _read_run(workdir: Path, place: Path) -> Run:
     for index, row in enumerate(rows, 1):
         if not (isinstance(row, dict) and isinstance(row.get("phase"), str) and isinstance(row.get("step"), int)):
             raise ValueError(f"{metrics}, row {index} lacks a phase or a step; {leave_out}")
-    return Run(name, workdir, settings, rows, (workdir / "summary.json").exists(), read_provenance(workdir))
+    path = workdir / "summary.json"
+    start = read_json_object(path, leave_out).get("provenance", {}).get("start", {}) if path.exists() else {}
+    return Run(name, workdir, settings, rows, path.exists(), read_provenance(workdir), start)

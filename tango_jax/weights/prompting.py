@@ -44,24 +44,29 @@ class Prompting(NamedTuple):
             "skip_special_tokens=True))",
         ))
 
-    def write(self, folder: Path) -> None:
-        fields = self._asdict()
+    def write(self, folder: Path, is_other: bool = False) -> None:
+        """`is_other`: of one policy, in the role that it was not exported as."""
+        (template, prompting), fields = _files(folder, self.role if is_other else ""), self._asdict()
         # A plain text file, for other programs.
-        (folder / TEMPLATE_FILE).write_text(fields.pop("template"), encoding="utf-8")
-        (folder / PROMPTING_FILE).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        template.write_text(fields.pop("template"), encoding="utf-8")
+        prompting.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
-def read_prompting(folder: Path) -> Prompting | None:
+def _files(folder: Path, role: str) -> tuple[Path, ...]:
+    return tuple(folder / (f"{role}_{name}" if role else name) for name in (TEMPLATE_FILE, PROMPTING_FILE))
+
+
+def read_prompting(folder: Path, other_role: str = "") -> Prompting | None:
     """The prompting that an export wrote into its folder; None elsewhere. Raises ValueError if a file is damaged or
     missing."""
-    path = folder / PROMPTING_FILE
+    text, path = _files(folder, other_role)
     if not path.is_file():
         return None
     try:
-        template = (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+        template = text.read_text(encoding="utf-8")
         found = Prompting(template=template, **json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{path} and {TEMPLATE_FILE} beside it cannot be read ({error}): export the run again, or "
+        raise ValueError(f"{path} and {text.name} beside it cannot be read ({error}): export the run again, or "
                          "remove both and say how the model is prompted (--template, --use_chat)") from error
     numbers = (found.max_prompt, found.max_new_tokens, found.min_steps)
     if not isinstance(found.use_chat, bool) or not all(type(number) is int and number > 0 for number in numbers):

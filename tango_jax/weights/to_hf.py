@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -153,7 +153,7 @@ def export_hf(
     tokenizer_folder: str | Path | None = None,
     generation_config: dict | None = None,
     card: str = "",
-    prompting: Prompting | None = None,
+    promptings: Sequence[Prompting] = (),
     dtype: str | None = None,
 ) -> Path:
     """Write a folder that transformers and `load_hf` read; return it. Every process must call this.
@@ -162,7 +162,7 @@ def export_hf(
         architecture: see `hf_config`; default: `family_of` the model.
         tokenizer_folder: its tokenizer files are copied.
         generation_config: of transformers; default: the file in the tokenizer's folder.
-        prompting: as in training; None: unknown.
+        promptings: as in training, the exported role's first.
         dtype: of the stored weights; default: as in `params`, stored bit by bit.
 
     ValueError: the folder is not empty, or model, dtype or tokenizer folder do not fit.
@@ -190,8 +190,8 @@ def export_hf(
             _write_json(saving / "config.json", contents)
             _write_json(saving / "generation_config.json", generation)
             (saving / "README.md").write_text(card or model_card(folder.name, None, {}, None), encoding="utf-8")
-            if prompting is not None:
-                prompting.write(saving)
+            for prompting in promptings:
+                prompting.write(saving, is_other=prompting is not promptings[0])
             for source in sources:
                 shutil.copyfile(source, saving / source.name)
         _write_tensors(saving if writes else None, config, params, np.dtype(dtype), max_shard_bytes)

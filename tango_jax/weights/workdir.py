@@ -46,8 +46,9 @@ def prompting_of(name: str, role: str, download: bool = False) -> Prompting | No
         own = config[role]
         # The template may be a file that is gone.
         return Prompting(role, own.template, own.use_chat, own.max_prompt, own.max_response, config.task.min_steps)
-    found = read_prompting(resolve_folder(name))
-    return found if found is not None and found.role == role else None
+    folder = resolve_folder(name)
+    found = read_prompting(folder)
+    return found if found is None or found.role == role else read_prompting(folder, role)
 
 
 def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numerics) -> Source:

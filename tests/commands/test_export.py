@@ -20,9 +20,9 @@ from tango_jax.tasks.registry import make_task
 from tango_jax.text.templates import TEMPLATES, VERIFIER_MATH, generator_prompt, templates_digest, verifier_prompt
 from tango_jax.tracking.metrics import MetricsWriter
 from tango_jax.tracking.run_config import save_config
-from tango_jax.weights.prompting import NO_EXAMPLE, Prompting
+from tango_jax.weights.prompting import NO_EXAMPLE, Prompting, read_prompting
 from tango_jax.weights.source import open_source
-from tango_jax.weights.workdir import open_workdir, start_source
+from tango_jax.weights.workdir import open_workdir, prompting_of, start_source
 
 TEXT = "Two words: <step>3 + 4</step> \u6570"
 
@@ -206,6 +206,21 @@ def test_the_card_asks_nothing_that_the_tokenizer_has_no_token_for():
     assert export.example_of(config, tokenizer) == NO_EXAMPLE
     prompting = Prompting("verifier", "{problem}{solution}", False, 8, 9, 1)
     assert """.replace("{problem}", '...').replace("{solution}", '...')""" in prompting.snippet(NO_EXAMPLE)
+
+
+def test_one_policy_is_exported_with_the_prompts_of_both_roles(folder, tmp_path):
+    config = default_config()
+    config.verifier.adapter = "generator"
+    config.generator.checkpoint = config.verifier.checkpoint = str(folder)
+    config.generator.max_response, config.verifier.max_response = 50, 70
+    save_run(tmp_path / "run", config)
+    for role in ("generator", "verifier"):
+        out = export.export(tmp_path / "run", role, tmp_path / role)
+        assert read_prompting(out).role == role
+        for name in ("generator", "verifier"):
+            found = prompting_of(str(out), name)
+            assert (found.role, found.max_new_tokens) == (name, config[name].max_response)
+            assert found.template == TEMPLATES[name, config[name].template]
 
 
 @pytest.mark.parametrize("change, warning", [

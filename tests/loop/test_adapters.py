@@ -550,16 +550,29 @@ def test_a_full_stage_one_of_both_roles_starts_from_the_checkpoint(model, monkey
     config = config_of(model, said, "generator.sft.steps=0", "verifier.sft.steps=5",
                        f"verifier.sft.full={full}")
     validate(config)
-    starts = []
+    starts, rehearsed = [], []
 
-    def see(policy, task, config, workdir, console, title, preemption, start, *rest):
+    def see(policy, task, config, workdir, console, title, preemption, start, provenance, base, generator):
         starts.append(start)
+        rehearsed.append(generator and generator.role)
         raise hosts.Preempted
 
     monkeypatch.setattr(stage_one, "run_sft", see)
     with pytest.raises(hosts.Preempted):
         stage_one.run_stage_one(policies_of(config), config, None, tmp_path, SILENT, hosts.Preemption(False))
-    assert [not start for start in starts] == [full]
+    assert [not start for start in starts] == [full] and rehearsed == ["generator"]
+
+
+def test_a_full_stage_one_of_both_roles_may_start_from_random_weights(monkeypatch, tmp_path):
+    """The generator's adapters, which would lie on no base, are left out."""
+    config = load_config(str(CONFIGS / "tiny.py"), [
+        "arm=self_verify", "generator.sft.steps=0", "verifier.sft.full=True",
+        *(f"{role}.model.lora.rank=2" for role in ROLES)])
+    policies = policies_of(config)
+    monkeypatch.setattr(stage_one, "run_sft", lambda policy, *_: {"all": "trained"})
+    monkeypatch.setattr(stage_one, "_with_base", lambda policy, params, *_: params)
+    weights = stage_one.run_stage_one(policies, config, None, tmp_path, SILENT, hosts.Preemption(False))
+    assert weights == dict.fromkeys(ROLES, {"all": "trained"})
 
 
 def test_adapters_of_one_policy_may_be_of_the_generators_stage_one():
@@ -575,8 +588,11 @@ def test_adapters_of_one_policy_may_be_of_the_generators_stage_one():
     (["verifier.adapter=generator", "verifier.model.width=64"],
      "makes both roles one policy, but generator and verifier differ in model: give both the same"),
     (["arm=self_verify", "verifier.model.width=64"], "arm=self_verify makes both roles one policy, but generator and "),
+    *((["verifier.adapter=generator", f"arm={arm}"], f"arm={arm} keeps a role fixed, and with verifier.adapter=gen")
+      for arm in ("fixed_verifier", "fixed_verifier_warm", "fixed_generator")),
     (["generator.adapter=generator"], r"generator\.adapter=generator: only the verifier can be the generator's policy"),
 ])
 def test_roles_that_cannot_be_one_policy(settings, message):
+    validate(load_config(str(CONFIGS / "tiny.py"), ["verifier.adapter=generator", "arm=grpo"]))
     with pytest.raises(ValueError, match=message):
         validate(load_config(str(CONFIGS / "tiny.py"), settings))

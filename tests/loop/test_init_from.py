@@ -131,6 +131,13 @@ def test_one_policy_does_not_start_from_two(source, tmp_path, old, here, is_refu
         check_init_from(config)
 
 
+def test_the_first_half_of_one_policys_stage_one_is_called_so(tmp_path):
+    store_arm(tmp_path, "self_verify")
+    save_config(load_config(TINY, ["arm=self_verify"]), tmp_path / "config.json")
+    said = what_it_lacks(load_config(TINY, ["arm=grpo"]), ["generator"], str(tmp_path))
+    assert said.endswith("one policy went on to learn both roles' texts; verifier.adapter=generator starts after these")
+
+
 @pytest.mark.parametrize("old, here, roles, said", [
     ("meta_judged", "taught_verifier", ["verifier"], ", which has no examples of informed"),
     ("taught_verifier", "taught_verifier", ["verifier"], ""),

@@ -20,7 +20,6 @@ from tango_jax.runtime.console import Console
 from tango_jax.runtime.user_code import given
 from tango_jax.tracking.known_arms import arms_of_runs, known
 from tango_jax.tracking.metrics import read_metrics
-from tango_jax.tracking.plots import plot_ablation, save_figure
 from tango_jax.viewer import comparison
 from tango_jax.viewer.build import build_page
 from tango_jax.viewer.comparison import lines_of
@@ -70,8 +69,6 @@ def test_an_arm_of_ones_own_is_trained_drawn_and_reported(config, tmp_path):
             assert row["generator/alpha"] > 0 and "generator/reward/step" in row
             assert not any(name.startswith("verifier/") for name in row)
     assert (workdir / "curves.png").read_bytes().startswith(b"\x89PNG")
-    save_figure(plot_ablation({"own_label": {0: rows}}), tmp_path / "ablation.png")
-    assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
 
     runs = find_runs([workdir])
     with known(arms_of_runs([workdir])):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tango_jax.tracking import curves
-from tango_jax.tracking.plots import plot_ablation, plot_curves, save_figure
+from tango_jax.tracking.plots import plot_curves, save_figure
 
 
 def eval_row(step: int, accuracy: float | None, **more) -> dict:
@@ -60,15 +60,6 @@ def test_curves_are_drawn_whatever_is_missing(tmp_path, rows):
     path = tmp_path / "figures" / "curves.png"
     save_figure(plot_curves(rows, "a run"), path)
     assert png_size(path)[0] == 1200
-
-
-@pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")  # matplotlib's, numpy's
-@pytest.mark.parametrize("runs", [{}, {"tango": {}}, {"grpo": {0: []}},
-                                  {"tango": {0: FULL, 1: FULL}, "grpo": {0: FULL[1:]}, "my_arm": {3: FULL}}],
-                         ids=["no arm", "no seed", "no row", "three arms"])
-def test_ablation_is_drawn_whatever_is_missing(tmp_path, runs):
-    save_figure(plot_ablation(runs), tmp_path / "ablation.png")
-    assert png_size(tmp_path / "ablation.png")[0] == 1200
 
 
 @pytest.mark.parametrize("accuracy, limits", [(0.0, (-0.02, 0.18)), (1.0, (0.82, 1.02)), (0.5, (0.4, 0.6))])

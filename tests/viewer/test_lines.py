@@ -122,6 +122,21 @@ def test_other_starts_are_warned_of_unless_a_seed_accounts_for_them():
     assert "differ in generator.init_from" in warning
 
 
+def test_lines_of_different_starts_are_no_pairs():
+    def begun(name: str, arm: str, **digests: str):
+        return run_of(name, arm=arm, generator__sft__steps=5)._replace(start=digests)
+
+    one = begun("a", "tango", generator="11", problems="1")
+    unknown = begun("c", "self_verify")
+    assert warnings(lines_of([one, begun("b", "grpo", generator="11", problems="1"), unknown])) == []
+    (warning,) = warnings(lines_of([one, begun("b", "self_verify", generator="22", problems="1")]))
+    assert warning.startswith("runs of the same start and seed began with other weights of the generator (a; b), and")
+    (warning,) = warnings(lines_of([one, begun("b", "grpo", generator="11", problems="2")]))
+    assert "other files of problems (a; b)" in warning
+    other_seed = begun("b", "grpo", generator="22")
+    assert warnings(lines_of([one, other_seed._replace(settings=other_seed.settings | {"seed": 1})])) == []
+
+
 def test_other_source_code_of_the_package_is_warned_of():
     made = {"attempts": [{"source": "aaa"}], "files": {}}
     runs = [run_of("a")._replace(provenance=made), run_of("b", seed=1)._replace(provenance=made), run_of("c", seed=2)]
@@ -143,7 +158,8 @@ def test_one_checkpoint_with_other_weights_is_warned_of():
     assert warnings(lines_of([started("a", 0, "11"), started("b", 1, "11")])) == []
     (warning,) = warnings(lines_of([started("a", 0, "11"), started("b", 1, "22")]))
     assert "name the same checkpoints, which held different weights (a; b)" in warning
-    other = run_of("c", arm="grpo", generator__checkpoint="models/one")._replace(provenance=started("b", 1, "22")[-1])
+    other = run_of("c", arm="grpo", generator__checkpoint="models/one")
+    other = other._replace(provenance=started("b", 1, "22").provenance)
     (warning,) = warnings(lines_of([started("a", 0, "11"), other]))
     assert "which held different weights (a; c)" in warning
 
