@@ -106,7 +106,8 @@ def open_sets(
         elif name in SYNTHETIC:
             opened[name] = _synthetic(name, checkpoint, problems, is_correct)
         else:
-            read = _benchmark(name, source, problems, seed, _min_steps(checkpoint))
+            own = prompting_of(checkpoint, "generator")
+            read = _benchmark(name, source, problems, seed, own.min_steps if own else MIN_STEPS)
             opened[name] = read._replace(is_correct=is_correct)
     return list(opened.values())
 
@@ -176,11 +177,6 @@ def _processbench(name: str, source: str, problems: int, seed: int) -> JudgeSet:
         )
         claims.append(Claim(int(number), 0, solution, row.label))
     return JudgeSet(name, source, tuple(claims), len(claims) == len(rows))
-
-
-def _min_steps(checkpoint: str) -> int:
-    own = prompting_of(checkpoint, "generator")
-    return own.min_steps if own else MIN_STEPS
 
 
 def task_config(name: str, checkpoint: str) -> ConfigDict:

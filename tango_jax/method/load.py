@@ -24,7 +24,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import Mistakes, require
 from tango_jax.runtime.user_code import UserFunction
 from tango_jax.tasks.own_grader import check_goes_by_answer
-from tango_jax.tasks.registry import LOOKED_AT, example_problem
+from tango_jax.tasks.registry import LOOKED_AT, example_problem, teaches_further_prompts
 from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import OWN, PROMPTS, SECOND_JUDGEMENT, SECOND_TRY, Prompt
 
@@ -112,8 +112,7 @@ def stage_one_kind(config: ConfigDict, arm: str) -> str:
     method = load_method(config, is_checked=False)
     if "verifier" in imitate and (method.arm.is_one_policy or config.verifier.adapter == "generator"):
         imitate = ROLES  # every batch has examples of both
-    # The task math has examples of the two roles' own prompts alone.
-    kind = method.stage_one_kind(imitate * (config.task.name != "math"))
+    kind = method.stage_one_kind(imitate if imitate and teaches_further_prompts(config) else ())
     return kind.removeprefix("one_policy").lstrip(",") if config.verifier.adapter == "generator" else kind
 
 

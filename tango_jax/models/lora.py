@@ -16,7 +16,6 @@ LORA_A, LORA_B = "_lora_a", "_lora_b"  # what follows the name of a matrix
 # Input and output axes. A maps inputs to r, B maps r to outputs.
 MATRICES = {"q": ("D", "HE"), "k": ("D", "KE"), "v": ("D", "KE"), "o": ("HE", "D"),
             "gate": ("D", "F"), "up": ("D", "F"), "down": ("F", "D")}
-BASE_DTYPES = ("", "float32", "bfloat16", "int8")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -126,7 +126,9 @@ def _stage_one(job: Job, programs: dict[str, Program], role: str) -> Phase:
     policy, update = job.policies[role], programs[f"{role}/sft"]
     state, batch = policy.in_stage_one.state, policy.stage_one
     roles = list(job.policies)
-    before = roles[: roles.index(role)]
+    # One policy hands the generator's parameters on, unless they are of another run's stage 1.
+    is_handed_on = shares_policy(job.config) and not job.config.generator.init_from
+    before = [] if is_handed_on else roles[: roles.index(role)]
     gradients, base = device_bytes(state.params), 0 if policy.config.sft.full else device_bytes(policy.base)
     kept = saved_activations(job.policies[role], batch)
     return Phase(

@@ -32,7 +32,8 @@ def _source(config: ConfigDict, role: str, whose: str) -> Source:
     if kind_of(name) == "workdir":
         path = Path(name).expanduser()
         source = _source(read_config(path), whose, "generator" if has_one_policy(path) else whose)
-        return dataclasses.replace(source, model_config=dataclasses.replace(source.model_config, **numerics))
+        sizes = dataclasses.replace(source.model_config, **{"lora": None} | numerics)
+        return dataclasses.replace(source, model_config=sizes)
     model = published_model(name, **numerics)
     return Source(name, model, blank_tokenizer(model), None, lambda folder: None, {})
 

@@ -62,10 +62,6 @@ class Schedule:
     train_generator: bool = True
     train_verifier: bool = True
 
-    def __post_init__(self):
-        if not self.train_generator and not self.train_verifier:
-            raise ValueError("schedule: neither role trains; set train_generator or train_verifier")
-
     @property
     def num_warmup(self) -> int:
         return self.warmup_turns if self.train_verifier else 0

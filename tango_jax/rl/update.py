@@ -21,7 +21,6 @@ from tango_jax.rl.packing import MAX_SEGMENTS
 from tango_jax.rl.score import micro_batch, token_logps
 from tango_jax.sharding import collectives
 
-RATIO_LEVELS = ("token", "sequence")
 GAP_TOLERANCE = 0.1  # a token counts as off when sampler and trainer probabilities differ by more than this share
 MIN_NORM = 1e-30  # parameters that are all 0 have no norm to divide by
 

@@ -56,6 +56,12 @@ def make_task(
     return task._replace(notes=notes)
 
 
+def teaches_further_prompts(config: ConfigDict) -> bool:
+    """Whether stage 1 of the task has examples of further prompts."""
+    has_own = is_user_code(config.task.name)
+    return _make(config, {}, ()).further_example is not None if has_own else config.task.name != "math"
+
+
 def _with_further(further: Mapping[str, tuple[str, ...]], task: Task) -> Callable[[str, str, int], SftExample]:
     def sft_example(role: str, split: str, index: int) -> SftExample:
         names = ("", *further.get(role, ()))

@@ -42,7 +42,7 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
     own = {}
     if t.role == "generator" and (solved := t.solutions()):
         own["generator/steps_mean"] = np.mean([len(solution.steps) for solution in solved])
-    judged = t.judgements() if t.role == "verifier" else [
+    judged = t.judgements() if t.role == "verifier" else by_name.get("verifier") or [
         one for same in by_name.values() for one in same if one.role == "verifier" and _about_solutions(one)]
     records = [one for each in judged for one in each.records]
     if t.role == "generator":  # only the first of several verifications of a solution counts

@@ -18,7 +18,7 @@ from tango_jax.runtime.checks import cut
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking import curves
 from tango_jax.tracking.curves import SCORES, Series, series
-from tango_jax.tracking.known_arms import known_names
+from tango_jax.tracking.known_arms import known_names, record_of
 from tango_jax.tracking.provenance import method_digests, weights_digest
 from tango_jax.tracking.run_config import ANY_PLACE, changes_results
 from tango_jax.viewer.panels import band, line, panel, with_content
@@ -115,8 +115,11 @@ def _no_pairs(runs: Sequence[Run], as_seed: Collection[str]) -> list[str]:
     """Runs of one draw that started from other weights, as one policy and two do, or had other problems."""
     found = {}
     for same in _grouped(runs, lambda run: _values(run, ("task.name", "task.data_seed", "seed", *as_seed))).values():
-        for name, what in (("generator", "other weights of the generator"), ("problems", "other files of problems")):
-            groups = _grouped([run for run in same if name in run.start], functools.partial(_began_with, name))
+        for name, what in (*((role, f"other weights of the {role}") for role in ROLES),
+                           ("problems", "other files of problems")):
+            begun = [run for run in same if name in run.start and not (
+                name == "verifier" and (arm := record_of(run.arm)) and not arm.uses_verifier)]
+            groups = _grouped(begun, functools.partial(_began_with, name))
             if len(groups) > 1:
                 found.setdefault(what, "; ".join(map(_names, groups.values())))
     return [f"runs of the same start and seed began with {what} ({names}), and are no pairs: compare each with runs "
@@ -125,7 +128,8 @@ def _no_pairs(runs: Sequence[Run], as_seed: Collection[str]) -> list[str]:
 
 def _began_with(name: str, run: Run) -> str:
     """Fresh adapters are told apart by their base: the random A differs between one policy and two."""
-    had_stage_one = any(run.settings.get(f"{role}.{key}") for role in ROLES for key in ("sft.steps", "init_from"))
+    had_stage_one = any(run.settings.get(f"{role}.{key}", "") not in ("", 0, "generator") for role in ROLES
+                        for key in ("sft.steps", "init_from", "adapter"))
     return run.start[name] if had_stage_one else run.start.get(f"{name}{BASE}", run.start[name])
 
 
@@ -210,7 +214,8 @@ def _labels(arms: Sequence[str], facts: Sequence[dict[str, str]]) -> list[str]:
     """The arm of each line, if there are several, and the settings that tell it apart."""
     names = list(facts[0]) if facts else []
     while len(names) > MAX_SHOWN:  # leave out what the others tell as well, or else what comes last
-        redundant = [name for name in names if _tell_apart(arms, facts, [other for other in names if other != name])]
+        redundant = [name for name in names if len(facts) == len({
+            (arm, *(one[other] for other in names if other != name)) for arm, one in zip(arms, facts, strict=True)})]
         names.remove(redundant[-1] if redundant else names[-1])
     labels = []
     for arm, one in zip(arms, facts, strict=True):
@@ -218,10 +223,6 @@ def _labels(arms: Sequence[str], facts: Sequence[dict[str, str]]) -> list[str]:
         parts += [f"{name}={one[name]}" for name in names if not (name.startswith("arm") and one[name] == UNSET)]
         labels.append(", ".join(parts).replace("<", "‹").replace(">", "›"))
     return [label if labels.count(label) == 1 else f"{label} ({place})" for place, label in enumerate(labels, 1)]
-
-
-def _tell_apart(arms: Sequence[str], facts: Sequence[dict], names: Sequence[str]) -> bool:
-    return len({(arm, *(one[name] for name in names)) for arm, one in zip(arms, facts, strict=True)}) == len(facts)
 
 
 def _looks(arms: Sequence[str]) -> list[Look]:

@@ -13,7 +13,7 @@ from tango_jax.cli.validation import validate
 from tango_jax.config import default_config, flatten
 from tango_jax.defaults import KEYS
 from tango_jax.models import attention, decode_attention, head_precision, int8, lora, transformer
-from tango_jax.rl import losses, schedule, update
+from tango_jax.rl import losses, schedule
 from tango_jax.runtime.keys import LARGEST_INT, OneOf, Range
 
 DEFAULTS = flatten(default_config())
@@ -40,8 +40,9 @@ def test_every_number_has_a_range_and_every_key_a_meaning():
     ("generator.model.sample_cache_dtype", int8.SAMPLE_DTYPES), ("generator.model.remat", transformer.REMAT_MODES),
     ("generator.model.head_precision", (*head_precision.HEAD_PRECISIONS, "bfloat16")),
     ("generator.loss.kl_kind", losses.KL_KINDS),
-    ("generator.loss.aggregation", losses.WEIGHT_KINDS), ("generator.loss.ratio", update.RATIO_LEVELS),
-    ("generator.model.lora.targets", lora.MATRICES), ("generator.model.lora.base_dtype", lora.BASE_DTYPES),
+    ("generator.loss.aggregation", losses.WEIGHT_KINDS), ("generator.loss.ratio", ("token", "sequence")),
+    ("generator.model.lora.targets", lora.MATRICES),
+    ("generator.model.lora.base_dtype", ("", "float32", "bfloat16", "int8")),
     ("generator.sft.optimizer.schedule", ("constant", "cosine")), ("rl.alpha_schedule", schedule.ALPHA_KINDS),
 ])
 def test_the_choices_are_those_that_the_code_knows(name, choices):

@@ -22,6 +22,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
+from tango_jax.tracking.run_config import save_config
 
 
 def both(*settings: str) -> list[str]:
@@ -91,6 +92,14 @@ def test_the_verifiers_stage_one_holds_no_more_than_is_planned(tmp_path, monkeyp
     stage_one.run_stage_one(policies, job.config, task, tmp_path, Console(enabled=False), hosts.Preemption(False))
     planned = {phase.name: phase.parameters + phase.optimizer for phase in phases(job, estimated_programs(job, "cpu"))}
     assert held == pytest.approx({role: planned[f"{role}/sft"] for role in job.stage_one}, rel=0.01)
+
+
+def test_all_parameters_are_planned_where_a_run_of_adapters_goes_on_without_them(tmp_path):
+    settings = [*both("model.lora.rank=4"), "seed=1"]
+    save_config(load_config("tiny", [*settings, *both("sft.full=True")]), tmp_path / "config.json")
+    Checkpointer(tmp_path / "checkpoints").save(1, {"generator": {"params": {"weight": np.ones(1)}}}, {})
+    config = load_config("tiny", [*both(f"checkpoint={tmp_path}", "sft.steps=0")])
+    assert plan_source(config, "generator").model_config.lora is None
 
 
 @pytest.mark.parametrize("devices", [1, 8])

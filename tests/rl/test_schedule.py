@@ -100,8 +100,3 @@ def test_a_turn_outside_the_run_is_refused():
         turn_at(Schedule(2, 3, 1, 6), 10)
     with pytest.raises(ValueError, match="turn -1"):
         turn_at(Schedule(2, 3, 1, 6), -1)
-
-
-def test_some_role_must_train():
-    with pytest.raises(ValueError, match="neither role trains"):
-        Schedule(0, 3, 1, 6, train_generator=False, train_verifier=False)

@@ -60,6 +60,17 @@ def test_characters_without_a_token_are_told(config, tokenizers, tmp_path):
     assert make_task(config, tokenizers).notes[-2:] == (said.format("generator"), said.format("verifier"))
 
 
+@pytest.mark.parametrize("more, kind", [
+    ("", ""), ("further_example=lambda prompt, split, index: SftExample(problem(index), '', 0, prompt), ",
+               "second_judgement")])
+def test_a_further_prompt_sets_a_stage_one_apart_where_the_task_has_examples(config, tmp_path, more, kind):
+    (tmp_path / "own.py").write_text(HEAD + WHOLE.replace("sft_roles", f"{more}sft_roles").replace(
+        '"generator",))', '"generator", "verifier"))'))
+    config.verifier.sft.steps = 1
+    assert load.stage_one_kind(config, "tango") == ""
+    assert load.stage_one_kind(config, "meta_judged") == kind
+
+
 # The rest of own.py, from line 5, and the error.
 MISTAKES = {
     "no argument": ("def f(): return 1", "line 5: too many positional arguments; it is called as f(config)"),

@@ -1,10 +1,13 @@
 """The metrics of a turn that calls the verifier more than once."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from support.turns import settings, solution, turn_of, verification
 from tango_jax.records import Lesson, Rewards
+from tango_jax.text.prompts import JUDGE
 from tango_jax.tracking.turn_metrics import turn_metrics
 
 
@@ -20,6 +23,19 @@ def test_every_solution_counts_once_over_all_calls_of_the_verifier(again):
     metrics = turn_metrics(t, Lesson(solutions, Rewards(np.zeros(4, np.float32), {}), {}), {})
     assert metrics["verifier/live_outcome_f1"] == metrics["verifier/live_accept_gap"] == 1.0
     assert metrics["verifier/live_rate_correct"] == 0.5
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_verifiers_own_prompt_is_measured_and_not_a_critics(order):
+    critic = dataclasses.replace(JUDGE, name="critic")
+    said = {"generator": [solution(False), solution(True)], "critic": [verification()] * 2,
+            "verifier": [verification("INCORRECT", (False,)), verification()]}
+    t = turn_of(settings(2, 1), "generator", said)
+    solutions = t.sample("generator", t.problems("train"), 1)
+    for prompt in (JUDGE, critic)[::order]:
+        t.sample("verifier", solutions, 1, prompt=prompt)
+    metrics = turn_metrics(t, Lesson(solutions, Rewards(np.zeros(2, np.float32), {}), {}), {})
+    assert (metrics["verifier/live_outcome_f1"], metrics["verifier/live_rate_correct"]) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize("judged", [[0], [0, 1]])

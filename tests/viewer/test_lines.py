@@ -133,6 +133,10 @@ def test_lines_of_different_starts_are_no_pairs():
     assert warning.startswith("runs of the same start and seed began with other weights of the generator (a; b), and")
     (warning,) = warnings(lines_of([one, begun("b", "grpo", generator="11", problems="2")]))
     assert "other files of problems (a; b)" in warning
+    verified = begun("a", "tango", generator="11", verifier="1")
+    (warning,) = warnings(lines_of([verified, begun("b", "taught_verifier", generator="11", verifier="2")]))
+    assert "other weights of the verifier (a; b)" in warning
+    assert warnings(lines_of([verified, begun("b", "grpo", generator="11", verifier="2")])) == []  # it samples none
     other_seed = begun("b", "grpo", generator="22")
     assert warnings(lines_of([one, other_seed._replace(settings=other_seed.settings | {"seed": 1})])) == []
 
