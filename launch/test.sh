@@ -17,6 +17,6 @@ fi
 say "ruff check (a second), lint-imports (a few seconds)"
 python -m ruff check tango_jax configs launch tests notebooks  # not what a user has put beside them
 lint-imports --no-logo --no-cache
-say "pytest (about 15 minutes on two slow CPU cores, with --all three times as long)"
+say "pytest (5 to 15 minutes on two CPU cores, with --all three times as long)"
 # Whole files to a process each: what a file's tests share is made once. In the order of tests/conftest.py.
 exec python -m pytest -q -n 2 --dist=loadfile --no-loadscope-reorder ${selected[@]+"${selected[@]}"} "$@"
