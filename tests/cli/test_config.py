@@ -274,6 +274,7 @@ MISTAKES = [
     ("generator.model.lora.rank=4", r"generator\.model\.lora\.rank=4 puts adapters on a model of random weights"),
     ("generator.adapter=none", r"generator\.adapter=none needs generator\.model\.lora\.rank above 0, the"),
     ("generator.adapter=generator", r"generator\.adapter=generator: only the verifier can be the generator's policy"),
+    ("verifier.adapter=generator arm=fixed_verifier", r"^arm=fixed_verifier keeps a role fixed, and with verifier\.ad"),
     ("verifier.adapter=generator verifier.model.width=64", r"one policy, but generator and verifier differ in model"),
     ("verifier.sft.start=generator generator.sft.full=True " + " ".join(
         f"{role}.model.lora.rank=4 {role}.checkpoint=a/b {role}.sft.steps=3" for role in ("generator", "verifier")),
