@@ -45,7 +45,7 @@ def pytest_addoption(parser):
 LONGEST = ("loop/test_mesh.py", "commands/test_ablate.py", "evaluation/test_evaluate_models.py", "loop/test_resume.py",
            "loop/test_adapters.py", "sampling/test_continuous.py", "models/test_families.py",
            "planning/test_device_check.py",
-           "torture/test_runs.py", "notebook/test_notebooks.py", "viewer/test_report.py", "torture/test_faults.py",
+           "notebook/test_notebooks.py", "viewer/test_report.py", "torture/test_faults.py",
            "tasks/test_math_task.py", "test_readme.py", "planning/test_measured.py",
            "evaluation/test_evaluate_resume.py", "commands/test_sft.py", "commands/test_train.py",
            "weights/test_smollm2.py")

@@ -63,6 +63,7 @@ def test_flags_of_the_user_win():
     assert done.stdout == "3\n", done.stderr
 
 
+@pytest.mark.compilers
 def test_libtpu_knows_the_tpu_flags():
     pytest.importorskip("libtpu")
     load = "from jax.experimental import topologies as t; t.get_topology_desc(platform='tpu', topology_name='v5e:2x2')"

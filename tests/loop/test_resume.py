@@ -18,6 +18,7 @@ from support.tiny_train import LAST_TURN, TinyTrain, repeatable_rows
 from tango_jax import train
 from tango_jax.cli.command_line import load_config
 from tango_jax.runtime.checkpoint import read_state
+from tango_jax.runtime.termination import PREEMPTED
 from tango_jax.tracking.metrics import read_metrics
 
 ROLES = ("generator", "verifier")
@@ -73,16 +74,15 @@ def interrupt(train: TinyTrain, workdir: Path, number: signal.Signals, is_reache
 
 @pytest.fixture(scope="module")
 def interrupted(tiny_train, tmp_path_factory):
-    """The run, killed in both stages and once stopped with Ctrl-C: its folder and how each attempt ended. (The torture
-    suite kills at random moments.)"""
+    """The run, killed in both stages, once stopped with Ctrl-C and once with SIGTERM: its folder and how each attempt
+    ended. (The torture suite does each of these many times, at random moments.)"""
     workdir = tmp_path_factory.mktemp("interrupted") / "run"
     rng = np.random.default_rng(0)
     ends = [interrupt(tiny_train, workdir, signal.SIGKILL, (workdir / "sft/verifier/checkpoints/50").exists,
                       rng.uniform(0, 0.4))]
-    for number in (signal.SIGINT, signal.SIGKILL):
+    for number, least in ((signal.SIGINT, 0), (signal.SIGTERM, 2), (signal.SIGKILL, 4)):
         # One or two turns further than the attempt before came, whose rows stay in the file until this one cuts it.
-        # Before the second one a checkpoint is complete, which is saved after every second turn.
-        least = 0 if number == signal.SIGINT else 4
+        # Before the last one a checkpoint is complete, which is saved after every second turn.
         target = min(max(turns_done(workdir) + int(rng.integers(1, 3)), least), LAST_TURN - 2)
         ends.append(interrupt(tiny_train, workdir, number, lambda t=target: turns_done(workdir) >= t,
                               rng.uniform(0, 0.1)))
@@ -94,8 +94,9 @@ def interrupted(tiny_train, tmp_path_factory):
 @pytest.mark.long
 def test_a_run_killed_anywhere_ends_as_if_nothing_had_happened(interrupted, tiny_run, abstract_states):
     workdir, ends = interrupted
-    assert [end.code for end in ends] == [-signal.SIGKILL, 130, -signal.SIGKILL, 0]
+    assert [end.code for end in ends] == [-signal.SIGKILL, 130, PREEMPTED, -signal.SIGKILL, 0]
     assert any("resumed after turn" in end.stdout for end in ends)
+    assert "told to stop (SIGTERM): saved" in ends[2].stdout
     assert not any("Traceback" in end.stderr for end in ends)
     assert_same_results(workdir, tiny_run.workdir, abstract_states)
 

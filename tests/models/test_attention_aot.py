@@ -75,6 +75,7 @@ def compile_layer(device, implementation: str, with_gradient: bool):
     return jax.jit(fn).lower(layers, here((R, T, MODEL.width), jnp.bfloat16), here((R, T), jnp.int32)).compile()
 
 
+@pytest.mark.compilers
 def test_a_layer_of_seven_billion(devices):
     device = devices[0]
     platform, implementation = device.platform, attention_of(MODEL, device)
@@ -102,6 +103,7 @@ def abstract_batch(mesh: Mesh, Z: int, Q: int, X: int, R: int, T: int) -> Batch:
     return Batch(**fields)
 
 
+@pytest.mark.compilers
 def test_training_on_shared_prompts_on_a_mesh(devices):
     platform = devices[0].platform
     model = dataclasses.replace(MODEL, width=256, mlp_width=512, attention=attention_of(MODEL, devices[0]))

@@ -68,6 +68,7 @@ def made_arrays(text: str, size: int) -> list[str]:
     return found
 
 
+@pytest.mark.compilers
 @pytest.mark.parametrize("target, wanted, rows, tensor", [
     ("a100-80gb", "cudnn", 1, 1),
     ("h100", "cudnn", 2, 2),

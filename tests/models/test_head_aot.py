@@ -16,6 +16,7 @@ D, V, T = 3584, 32768, 1024
 THREE_PRODUCTS = {"gpu": r"\bdot\(.*algorithm=dot_bf16_bf16_f32_x3", "tpu": r"operand_precision={high,high}"}
 
 
+@pytest.mark.compilers
 @pytest.mark.parametrize("target", ["a100-80gb", "tpu-v5p"])
 def test_three_products_are_made_inside_a_kernel(target):
     """Forward and both gradients; the two halves of the matrices are never arrays in memory."""

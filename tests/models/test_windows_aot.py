@@ -39,6 +39,7 @@ def config(tmp_path_factory):
     return load_config(str(CONFIGS / "tiny.py"), ["rl.prompts_per_step=4", *overrides])
 
 
+@pytest.mark.compilers
 @pytest.mark.parametrize("name, count, attention", [
     ("a100-80gb", 1, "xla"), ("h100", 1, "cudnn"), ("tpu-v5p", 4, "splash"),
 ])

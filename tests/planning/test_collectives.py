@@ -116,6 +116,7 @@ def test_a_vocabulary_that_tensor_does_not_divide_gives_the_numbers_of_one_devic
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5), many_grads, one_grads)
 
 
+@pytest.mark.compilers
 @pytest.mark.parametrize("name, axes", [
     ("a100-80gb", (-1, 8, 1)), ("a100-80gb", (1, 32, 1)), ("a100-80gb", (2, 4, 4)), ("tpu-v5p", (-1, 8, 1)),
 ])

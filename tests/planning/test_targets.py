@@ -34,6 +34,7 @@ def test_no_other_slice():
         parse_target("tpu-v5e:2")
 
 
+@pytest.mark.compilers
 @pytest.mark.parametrize("name, count, hosts", [
     ("tpu-v5e", 1, 1), ("tpu-v5e", 8, 1), ("tpu-v5e", 16, 4), ("tpu-v5p", 4, 1), ("tpu-v5p", 8, 2),
     ("tpu-v5p", 6144, 1536),
