@@ -1,6 +1,7 @@
 """What surrounds a command's work: settings of the process before it, one clear message after a failure."""
 
 import contextlib
+import gc
 import os
 import sys
 import traceback
@@ -20,6 +21,7 @@ from tango_jax.runtime.process import set_allocator, use_compile_cache
 
 def configure(config: ConfigDict) -> str:
     """Call before the first array is made. Returns a warning, or "". Raises ValueError, see hosts.connect."""
+    gc.set_threshold(50_000, 10, 10)  # tracing makes many objects and little garbage
     hosts.connect()
     hosts.check_devices()
     if jax.default_backend() == "cpu":

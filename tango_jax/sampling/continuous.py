@@ -94,20 +94,25 @@ class ContinuousDriver:
         for bucket in self.config.prompt_buckets:
             read = fns.read(weights, *_no_prompts(self.config.prompts_per_chunk, bucket))
         sampling, place_B = sampling_params(1.0), np.zeros((shards * ENTERING,), np.int32)
-        # A row outgrows its slot if there are larger ones, and has to move only where there are several shards.
-        may_wait = shapes[0].columns < self.config.longest or shards > 1
-        for shape, following in itertools.zip_longest(shapes, shapes[1:]):
-            state = fns.make_empty(shape)
-            state = fns.insert(state, read, place_B, _no_rows(len(place_B), shape.rows), sampling)
-            if may_wait:
-                is_alive_B, cache = fns.save(state, np.full((shards,), shape.rows, np.int32))
-                cache = jax.tree.map(
-                    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=fns.cache_sharding), cache
-                )
-                state = fns.restore(_with_alive(state, is_alive_B), cache, _no_rows(shards, shape.rows))
+        growing = len(self.config.columns)
+        for number, (shape, following) in enumerate(itertools.zip_longest(shapes, shapes[1:])):
+            state = self.fns.make_empty.lower(shape).out_info
+            if number < growing:
+                fns.make_empty(shape)
+                state = fns.insert(state, read, place_B, _no_rows(len(place_B), shape.rows), sampling)
+                slot_Z = np.full((shards,), shape.rows, np.int32)
+                if number + 1 < growing:  # a row outgrows its slot, or has to leave a batch that will have fewer
+                    fns.save(state, slot_Z)
+                if number > 0:
+                    cache = jax.tree.map(
+                        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=fns.cache_sharding),
+                        jax.eval_shape(self.fns.save, state, slot_Z)[1],
+                    )
+                    state = fns.restore(state, cache, _no_rows(shards, shape.rows))
             state = fns.decode(weights, state, sampling, np.int32(0))
             if following:
-                _resized(fns, state, following, np.zeros((following.rows,), np.int32))
+                keep_B = np.zeros((following.rows,), np.int32)
+                fns.resize_layer(following.columns, (state.k[0], state.v[0]), keep_B)
 
     def _carry_out(self, run: _Run, table: Table, action: schedule.Action) -> Table:
         after = schedule.apply(run.limits, table, action)
@@ -139,7 +144,7 @@ class ContinuousDriver:
             # What fills a size in between is dropped again by a later step.
             extra = step.rows // shards - slot_ZR.shape[1]
             keep_ZR = np.pad(slot_ZR, ((0, 0), (0, extra)), mode="edge")
-            run.state = _resized(self.fns, run.state, step, keep_ZR.reshape(-1).astype(np.int32))
+            run.state = _resized(self.fns, run.state, step, keep_ZR.astype(np.int32))
             slot_ZR = np.broadcast_to(np.arange(slot_ZR.shape[1]), slot_ZR.shape)
 
     def _insert(self, run: _Run, table: Table, seats: Iterable[Seat]) -> None:
@@ -201,14 +206,19 @@ def _with_alive(state: SlotState, is_alive_B: jax.Array) -> SlotState:
     return state.replace(rows=state.rows.replace(is_alive_B=is_alive_B))
 
 
-def _resized(fns: SlotFns, state: SlotState, shape: Shape, keep_B: np.ndarray) -> SlotState:
-    """Keeps the rows `keep_B`, each on its shard, where they are counted. The old caches are deleted."""
-    layers = list(zip(state.k, state.v, strict=True))
-    rest = fns.resize_rest(state.replace(k=(), v=()), keep_B)
+def _resized(fns: SlotFns, state: SlotState, shape: Shape, keep_ZR: np.ndarray) -> SlotState:
+    """Keeps the rows `keep_ZR`, each on its shard, where they are counted. The old caches are deleted."""
+    layers, keep_B = list(zip(state.k, state.v, strict=True)), keep_ZR.reshape(-1)
     for index in range(len(layers)):
         replace_layer(layers, index, lambda layer: fns.resize_layer(shape.columns, layer, keep_B))
     k, v = zip(*layers, strict=True)
-    return rest.replace(k=k, v=v)
+    # What is small goes by way of the host, which needs no program for each shape.
+    shards = len(keep_ZR)
+    row_B = (keep_ZR + len(state.prompt_length_B) // shards * np.arange(shards)[:, None]).reshape(-1)
+    small = state.prompt_length_B, state.rows
+    prompt_length_B, rows = jax.tree.map(
+        lambda x, old: jax.device_put(x[row_B], old.sharding if old.committed else None), jax.device_get(small), small)
+    return state.replace(k=k, v=v, prompt_length_B=prompt_length_B, rows=rows)
 
 
 def _widened(cache: Suffix, state: SlotState) -> Suffix:

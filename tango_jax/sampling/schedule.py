@@ -7,7 +7,8 @@ of devices, of Z) has R slots. Shapes are passed in the order of `SamplerConfig.
     - At first many rows run in few columns. Chunks of prompts are read, and refill slots as rows end.
     - While enough rows wait, a row that fills its slot leaves it; its cache is saved to host memory.
     - Once more rows can run with more columns, slots grow. The longest saved rows take free slots of any shard.
-    - When no row waits, the batch shrinks.
+    - When no row waits, the batch shrinks, and each row stays on its shard. So rows enter and leave the first shapes
+      alone, and the others need fewer programs.
 """
 
 import dataclasses
@@ -29,11 +30,12 @@ class Limits:
     group_size: int  # M rows of each prompt; row b is one of prompt b // M
     shards: int  # Z
     shapes: tuple[Shape, ...]
+    growing: int  # the first so many shapes, which rows can enter
     chunk_prompts: int  # read at a time, a multiple of Z
 
 
 def limits_of(config: SamplerConfig, group_size: int) -> Limits:
-    return Limits(group_size, config.row_multiple, config.shapes, config.prompts_per_chunk)
+    return Limits(group_size, config.row_multiple, config.shapes, len(config.columns), config.prompts_per_chunk)
 
 
 class Table(NamedTuple):
@@ -133,8 +135,11 @@ def next_action(limits: Limits, table: Table) -> Action | None:
 def best_shape(limits: Limits, table: Table) -> Shape:
     """Of those that are left: where most rows run, and of these the one with the fewest tokens."""
     size_B = table.size_B[table.status_B != DONE]
-    return max(_shapes_left(limits, table),
-               key=lambda shape: (min(int((size_B <= shape.columns).sum()), shape.rows), -shape.tokens))
+    all_run = np.isin(table.status_B, (RUNNING, DONE)).all()
+    most = (table.row_ZR != NONE).sum(axis=1).max(initial=0)  # rows of a shard
+    shapes = [shape for shape in _shapes_left(limits, table) if shape in limits.shapes[: limits.growing]
+              or all_run and shape.rows // limits.shards >= most]
+    return max(shapes, key=lambda shape: (min(int((size_B <= shape.columns).sum()), shape.rows), -shape.tokens))
 
 
 def _shapes_left(limits: Limits, table: Table) -> tuple[Shape, ...]:

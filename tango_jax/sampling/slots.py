@@ -74,7 +74,6 @@ class SlotFns:
     restore: Callable  # (SlotState, a row's cache, NewRows) -> SlotState; the state is donated
     decode: Callable  # (weights, SlotState, SamplingParams, min_alive) -> SlotState; the state is donated
     resize_layer: Callable  # (columns, k and v of a layer, keep_B) -> k and v
-    resize_rest: Callable  # (SlotState without caches, keep_B) -> the same
     cache_sharding: jax.sharding.Sharding | None  # of a row's cache
 
     def compile_ahead(self, ahead: CompileAhead) -> "SlotFns":
@@ -95,7 +94,6 @@ def make_slot_fns(
     of_cache, everywhere = PartitionSpec(None, "rows", "tensor"), PartitionSpec()
     new_rows = NewRows(**{field.name: rows for field in dataclasses.fields(NewRows)} | {"key_data": everywhere})
     read = kv.Suffix(heads, heads), logits_spec(mesh, config.vocab_size)
-    rest = state.replace(k=(), v=())
 
     def jit(fn: Callable, in_specs: tuple, out_specs: object, **settings: object) -> Callable:
         if mesh is not None:
@@ -124,7 +122,6 @@ def make_slot_fns(
             out_shardings=shardings_of(mesh, state),
         ),
         resize_layer=jax.jit(resize_layer, static_argnums=0, out_shardings=shardings_of(mesh, heads)),
-        resize_rest=jit(_resize_rest, (rest, rows), rest),
         cache_sharding=shardings_of(mesh, of_cache),
     )
 
@@ -214,11 +211,6 @@ def _restore(max_new: int, state: SlotState, cache: kv.Suffix, new: NewRows) -> 
 def _resize_layer(key_axis: int, columns: int, layer: tuple, keep_B: jax.Array) -> tuple:
     kept = jax.tree.map(lambda x: jnp.take(x, keep_B, axis=0), layer)
     return kv.fit_columns(columns, *kept, key_axis)
-
-
-def _resize_rest(rest: SlotState, keep_B: jax.Array) -> SlotState:
-    prompt_length_B, rows = jax.tree.map(lambda x: x[keep_B], (rest.prompt_length_B, rest.rows))
-    return rest.replace(prompt_length_B=prompt_length_B, rows=rows)
 
 
 def decode_slots(
