@@ -84,11 +84,16 @@ def sampled_at_start(arms: Arms) -> float | None:
 
 
 def ends_text(arms: Mapping[str, Curves], span: int) -> str:
+    """Where arms end at other steps, or have other starts and seeds: what is compared."""
     ends = {arm: sorted({curve.last_step for curve in curves.values()}) for arm, curves in arms.items()}
-    if all(found == [span] for found in ends.values()):
-        return ""
-    told = ", ".join(f"{arm} {'/'.join(map(str, found))}" for arm, found in ends.items())
-    return f"Over the first {span} generator steps, which all runs have (to their ends: {told})."
+    units, told = [set(curves) for curves in arms.values()], []
+    if any(found != [span] for found in ends.values()):
+        all_ends = ", ".join(f"{arm} {'/'.join(map(str, found))}" for arm, found in ends.items())
+        told.append(f"Over the first {span} generator steps, which all runs have (to their ends: {all_ends}).")
+    if any(found != units[0] for found in units):
+        told.append(f"The arms have not run with the same starts and seeds ({len(set.intersection(*units))} are common "
+                    "to all): their own means do not compare, only the differences, which are of pairs.")
+    return " ".join(told)
 
 
 def line(cells: Iterable[str]) -> str:
@@ -115,14 +120,17 @@ def _start(arms: Arms) -> str:
 
 
 def _other_methods(arms: Arms) -> list[str]:
-    by_method: dict[str, list[str]] = {}
-    for arm in in_order(arms):
-        for method in {beside_the_arm(curve.evaluations[0].method) for curve in arms[arm].values()} - {""}:
-            by_method.setdefault(method, []).append(arm)
-    if len(by_method) < 2:
-        return []
-    return [f"{' and '.join(', '.join(names) for names in by_method.values())} also differ in other settings, such as "
-            "a schedule, a reward, a loss or a learning rate: do not compare them as arms."]
+    told = []
+    for name, what in (("method", "other settings, such as a schedule, a reward, a loss or a learning rate"),
+                       ("policies", "whether both roles are one policy (verifier.adapter)")):
+        found: dict[str, list[str]] = {}
+        for arm in in_order(arms):
+            for value in {beside_the_arm(curve.evaluations[0]).get(name) for curve in arms[arm].values()} - {None, ""}:
+                found.setdefault(value, []).append(arm)
+        if len(found) > 1:
+            groups = " and ".join(", ".join(names) for names in found.values())
+            told.append(f"{groups} also differ in {what}: do not compare them as arms.")
+    return told
 
 
 def other_sources(runs: Iterable[Curves]) -> list[str]:

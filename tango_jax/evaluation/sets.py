@@ -189,6 +189,10 @@ def task_config(name: str, checkpoint: str) -> ConfigDict:
     return config
 
 
+def _made(checkpoint: str) -> str:
+    return f"synthetic, {'sizes of its run' if kind_of(checkpoint) == 'workdir' else 'default sizes'}"
+
+
 def _synthetic_task(name: str, checkpoint: str, is_correct: OwnGrader | None) -> Task:
     config = task_config(name, checkpoint)
     if is_correct is None:
@@ -205,7 +209,7 @@ def _synthetic(name: str, checkpoint: str, problems: int, is_correct: OwnGrader 
     task = _synthetic_task(name, checkpoint, is_correct)
     chosen = tuple((index, task.test_problem(index)) for index in range(problems or SYNTHETIC_PROBLEMS))
     return SolveSet(
-        name, "synthetic", chosen, task.grade_kind, task.min_steps, task.gold_steps, True, task.is_correct
+        name, _made(checkpoint), chosen, task.grade_kind, task.min_steps, task.gold_steps, True, task.is_correct
     )
 
 
@@ -214,4 +218,4 @@ def _synthetic_steps(name: str, checkpoint: str, problems: int, is_correct: OwnG
     task = _synthetic_task(SYNTHETIC_STEPS[name], checkpoint, is_correct)
     pool = fixed_pool(task, problems or SYNTHETIC_PROBLEMS)
     claims = tuple(Claim(number, 0, solution) for number, solution in enumerate(pool))
-    return JudgeSet(name, "synthetic", claims, True, task.is_correct)
+    return JudgeSet(name, _made(checkpoint), claims, True, task.is_correct)

@@ -16,6 +16,7 @@ from tango_jax.planning.times import turn_times
 from tango_jax.planning.workload import Lengths
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.process import cpu_model
+from tango_jax.text.prompts import PROMPTS
 from tango_jax.tracking.alarm_rules import recent_turns
 from tango_jax.tracking.metrics import TURN_PHASES, read_metrics
 from tango_jax.tracking.provenance import read_provenance
@@ -62,15 +63,22 @@ def open_run(workdir: str) -> Run:
 
 
 def _lengths(updated: str, rows: list[dict]) -> dict[str, Lengths]:
-    """In turns of the `updated` role. With dynamic sampling only the chosen solutions are judged; second tries need a
-    verdict in every batch."""
+    """In turns of the `updated` role, of all prompts of a role. With dynamic sampling only the chosen solutions are
+    judged; second tries need a verdict in every batch."""
     told = {role: [row for row in rows if f"{role}/length_mean" in row] for role in ROLES}
+    names = {role: [name for name, prompt in PROMPTS.items() if prompt.role == role] for role in ROLES}
+
+    def length(role: str, row: dict) -> float:
+        shares = {name: row.get(f"{name}/share", 1.0) for name in names[role] if f"{name}/length_mean" in row}
+        return sum(share * row[f"{name}/length_mean"] for name, share in shares.items()) / sum(shares.values())
+
     judged, tried, batches = (statistics.median(row.get(name, 1.0) for row in rows) for name in (
         "generator/judged_share", "second_try/share", f"{updated}/batches_sampled"))
     share = {"generator": (1 + tried) / 2, "verifier": judged if updated == "generator" else 1.0}
     return {
-        role: Lengths(round(statistics.median(row[f"{role}/length_max"] for row in found)),
-                      statistics.median(row[f"{role}/length_mean"] for row in found),
+        role: Lengths(round(statistics.median(max(row.get(f"{name}/length_max", 0) for name in names[role])
+                                              for row in found)),
+                      statistics.median(length(role, row) for row in found),
                       share[role],
                       batches if role in ("generator", updated) or "second_try/share" in rows[-1] else 1.0)
         for role, found in told.items() if found

@@ -104,10 +104,7 @@ class ContinuousDriver:
                 if number + 1 < growing:  # a row outgrows its slot, or has to leave a batch that will have fewer
                     fns.save(state, slot_Z)
                 if number > 0:
-                    cache = jax.tree.map(
-                        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=fns.cache_sharding),
-                        jax.eval_shape(self.fns.save, state, slot_Z)[1],
-                    )
+                    _, cache = self.fns.save.lower(state, slot_Z).out_info
                     state = fns.restore(state, cache, _no_rows(shards, shape.rows))
             state = fns.decode(weights, state, sampling, np.int32(0))
             if following:
@@ -161,7 +158,8 @@ class ContinuousDriver:
     def _save(self, run: _Run, table: Table, seats: Iterable[Seat]) -> None:
         for taken in _rounds(run.limits, seats):
             is_alive_B, cache = self.fns.save(run.state, _slots(run.limits, table, taken))
-            run.state, cache = _with_alive(run.state, is_alive_B), jax.device_get(cache)
+            rows = run.state.rows.replace(is_alive_B=is_alive_B)
+            run.state, cache = run.state.replace(rows=rows), jax.device_get(cache)
             for seat in filter(None, taken):
                 # A view would keep the other shards' rows of this round.
                 run.saved[seat.row] = jax.tree.map(lambda x, z=seat.shard: x[:, z : z + 1].copy(), cache)
@@ -200,10 +198,6 @@ class ContinuousDriver:
                 prompt = request.prompts[index]
                 token_PX[place, : len(prompt)], length_P[place] = prompt, len(prompt)
         return token_PX, length_P
-
-
-def _with_alive(state: SlotState, is_alive_B: jax.Array) -> SlotState:
-    return state.replace(rows=state.rows.replace(is_alive_B=is_alive_B))
 
 
 def _resized(fns: SlotFns, state: SlotState, shape: Shape, keep_ZR: np.ndarray) -> SlotState:

@@ -72,7 +72,7 @@ class Sources(NamedTuple):
 _NO_SOURCES = Sources()
 _DIGESTS = ("setup", "method", "problems", "generator_start", "verifier_start", "weights")
 _TEXTS = ("task", "setting", "arm", *_DIGESTS, "source", "arm_record")
-_COLUMNS = ("arm", "seed", "task.data_seed")
+_COLUMNS = ("arm", "seed", "task.data_seed", "verifier.adapter")
 _SETUP = ("task.", "eval.", "rl.prompts_per_step", "rl.samples_per_prompt",
           *(f"{role}.{group}" for role in ROLES for group in (
               "checkpoint", "model.", "sft.", "template", "use_chat", "max_prompt", "max_response")))
@@ -154,27 +154,31 @@ def setup_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
 
 
 def method_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
-    """A digest of all other settings and functions that results depend on; after a plus, one of the arm's files."""
+    """A digest of all other settings and functions that results depend on; after a slash, verifier.adapter; after a
+    plus, a digest of the arm's files."""
     arm = sorted((key, digest) for key, digest in files.items() if _is_of_arm(key))
     others = {key: digest for key, digest in files.items() if not _is_of_arm(key)}
-    return _digest_of_settings(config, others, is_setup=False) + (f"+{_digest(arm)}" if arm else "")
+    shared = f"/{config.verifier.adapter}" if config.verifier.adapter else ""
+    return _digest_of_settings(config, others, is_setup=False) + shared + (f"+{_digest(arm)}" if arm else "")
 
 
-def beside_the_arm(method: str) -> str:
-    return method.partition("+")[0]
+def beside_the_arm(row: Evaluation) -> dict[str, str]:
+    """The method's settings, and whether both roles are one policy, where the arm leaves that open."""
+    settings, _, shared = row.method.partition("+")[0].partition("/")
+    arm = _arm_of(row)
+    return {"method": settings} | ({} if arm and arm.is_one_policy or not settings else {"policies": shared or "two"})
 
 
 def digests_of(row: Evaluation) -> dict[str, str]:
     """The recorded digests in which runs of one start and seed must agree, whatever their arms."""
-    found = {name: getattr(row, name) for name in _DIGESTS} | {"method": beside_the_arm(row.method)}
-    if not _asks_verifier(row):
+    found, arm = {name: getattr(row, name) for name in _DIGESTS} | beside_the_arm(row), _arm_of(row)
+    if arm is not None and not arm.uses_verifier:
         del found["verifier_start"]
     return {name: digest for name, digest in found.items() if digest}
 
 
-def _asks_verifier(row: Evaluation) -> bool:
-    arm = record_of(row.arm) or own_arms([row]).get(row.arm)
-    return arm is None or arm.uses_verifier
+def _arm_of(row: Evaluation) -> Arm | None:
+    return record_of(row.arm) or own_arms([row]).get(row.arm)
 
 
 def _is_of_arm(key: str) -> bool:
@@ -263,7 +267,7 @@ def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
         (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with "
          "different weights of the generator, and are no pair"),
     ]
-    if _asks_verifier(row):
+    if (arm := _arm_of(row)) is None or arm.uses_verifier:
         found.append((("verifier_start", *pair), row.verifier_start, f"of start {row.start} and seed {row.seed} began "
                       "with different weights of the verifier, and are no pair"))
     return found

@@ -3,7 +3,6 @@
 Only runs of the same task, start (`task.data_seed`) and seed are compared.
 """
 
-import math
 from collections.abc import Collection
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tango_jax.method.load import stage_one_kind
 from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.runtime.failures import describe
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.tracking.evaluations import SETUP_IN_WORDS, Evaluation, evaluations_of, own_arms, read_tables, sources_of
+from tango_jax.tracking.evaluations import SETUP_IN_WORDS, evaluations_of, own_arms, read_tables, sources_of
 from tango_jax.tracking.known_arms import known
 from tango_jax.tracking.learning_curve import (
     LEVEL,
@@ -58,17 +57,16 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
     if not stored:
         return [f"{table} has no run to compare this one with: of task {config.task.name}, {same} and another arm, "
                 "made without a grid"]
-    is_paired = not differs & STARTS and all(_has_same_scores(own, curve) for curve in stored.values())
     runs = {f"{arm_name(config.arm)} (this run)": own} | {f"{arm} (stored)": curve for arm, curve in stored.items()}
     width = max(map(len, runs))
     lines = [f"to an accuracy of {LEVEL:g}, compared with the runs in {table} with {same}:"]
     lines += [f"  {run:{width}}  {_amounts(curve)}" for run, curve in runs.items()]
-    if not is_paired:
+    if differs & STARTS:
         lines.append(f"these are not paired: {_describe_starts(runs.values())}. {_why_other_start(config, stored)}")
     sources = {curve.evaluations[0].source for curve in (own, *stored.values())} - {""}
     if len(sources) > 1:
         lines.append(f"they were made with different source code of tango_jax ({', '.join(sorted(sources))})")
-    if "method" in differs:
+    if differs & {"method", "policies"}:
         lines.append("they also differ in other settings, such as a schedule, a reward, a loss or a learning "
                      "rate")
     return lines
@@ -83,23 +81,11 @@ def stored_curves(config: ConfigDict) -> dict[str, Curve]:
                 if arm != arm_name(config.arm) and trains_generator(arm) and unit in found}
 
 
-def _has_same_scores(own: Curve, curve: Curve) -> bool:
-    """Whether both began with the same scores, to the digits of a table; True where digests tell."""
-    first, other = own.evaluations[0], curve.evaluations[0]
-    if all((first.generator_start, first.verifier_start, other.generator_start, other.verifier_start)):
-        return True
-    return all(a is None or b is None or math.isclose(a, b, abs_tol=1e-5)
-               for a, b in zip(_scores(first), _scores(other), strict=True))
-
-
-def _scores(row: Evaluation) -> tuple[float, float | None]:
-    return row.accuracy, row.verifier_step_f1
-
-
 def _describe_starts(curves: Collection[Curve]) -> str:
     starts = dict.fromkeys(
-        f"an accuracy of {accuracy:.3f}" + ("" if step_f1 is None else f" and a step F1 of {step_f1:.3f}")
-        for accuracy, step_f1 in (_scores(curve.evaluations[0]) for curve in curves)
+        f"an accuracy of {row.accuracy:.3f}"
+        + ("" if row.verifier_step_f1 is None else f" and a step F1 of {row.verifier_step_f1:.3f}")
+        for row in (curve.evaluations[0] for curve in curves)
     )
     if len(starts) > 1:
         return f"this run began with {', the stored ones with '.join(starts)}"

@@ -49,7 +49,8 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
         records = list({id(one.of): one for one in reversed(records)}.values())[::-1]
     if records and all(map(_about_solutions, judged)):
         is_all = {id(one.of) for one in records} >= set(map(id, t.solutions()))  # a custom turn may judge a part
-        may_be_part = any(call.at_most and call.prompt.role == "verifier" for call in t.calls.values())
+        names = {one.name for one in judged}
+        may_be_part = any(call.at_most and call.prompt.name in names for call in t.calls.values())
         is_part = t.rl.dynamic_sampling > 0 or may_be_part or not is_all
         prefix = "verifier/" if t.role == "verifier" else "verifier/judged_" if is_part else "verifier/live_"
         scores = verifier_scores([one.of for one in records], records)

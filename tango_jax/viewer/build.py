@@ -95,16 +95,14 @@ def _content(
 ) -> tuple[str, dict[str, str], list[pack.Packed], tuple[str, ...]]:
     packed, pages, others = [], [], 0
     for index, run in enumerate(runs):
-        judged, grades = [], {}
+        judged = []
         for rollout in read_rollouts(run.rollouts, with_evaluations=True):
             if rollout["solution"] is None:  # of a custom prompt
                 others += 1
                 continue
             packed.append(pack.pack_rollout(index, rollout))
             judged += quality.judged(rollout)
-            if rollout["role"] == "generator":
-                grades.setdefault((rollout["turn"], rollout["group"]), []).append(rollout["solution"]["is_correct"])
-        pages.append(pack.encode_json(_charts_of(run, quality.of_one_role(judged), grades)))
+        pages.append(pack.encode_json(_charts_of(run, quality.of_one_role(judged))))
     found = comparison.lines_of(runs, as_seed)
     warnings = comparison.warnings(found, as_seed)
     if others:
@@ -120,10 +118,10 @@ def _content(
     return title, payloads, packed, tuple(warnings)
 
 
-def _charts_of(run: Run, judged: list[quality.Judged], grades: dict[tuple[int, int], list[bool]]) -> dict:
+def _charts_of(run: Run, judged: list[quality.Judged]) -> dict:
     return {
         "headline": charts.headline(run),
-        "training": charts.training(run) + quality.groups(grades),
+        "training": charts.training(run),
         "alarms": charts.alarms(run),
         "quality": quality.section(run, judged),
         "speed": charts.speed(run),

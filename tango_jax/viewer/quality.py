@@ -117,18 +117,6 @@ def disagreement_by_turn(items: Iterable[Judged], verdict: str, is_correct: bool
     return share_by_turn((item.turn, item.verdict == verdict and item.is_correct == is_correct) for item in items)
 
 
-def groups(grades: dict[tuple[int, int], list[bool]]) -> list[dict]:
-    """Shares of the generator's groups whose answers are all wrong, mixed, all right; of each (turn, group)."""
-    kinds = {"all wrong": lambda of: not any(of), "mixed": lambda of: any(of) and not all(of), "all right": all}
-    looks = {"all wrong": (VERMILION, "/"), "mixed": (GREEN, ""), "all right": (BLUE, "\\")}
-    traces = []
-    for name, is_kind in kinds.items():
-        rates = share_by_turn((turn, is_kind(of)) for (turn, _), of in grades.items())
-        traces += bars(name, rates, *looks[name])
-    caption = "Samples of a problem, dumped turns; only groups that were trained on."
-    return with_content([panel("Groups by their answers", caption, traces, TURN, barmode="stack")])
-
-
 def share_by_turn(outcomes: Iterable[tuple[int, bool]]) -> Rates:
     found: dict[int, list[bool]] = {}
     for turn, outcome in outcomes:

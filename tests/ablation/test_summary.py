@@ -111,6 +111,20 @@ def test_the_sampled_verifier_is_followed_from_first_to_last():
     assert cells(summarize(rows), "tango")[-1] == "0.500 to 0.800: +0.300"
 
 
+def test_arms_of_other_starts_and_seeds_are_told_not_to_compare():
+    assert "have not run with the same starts and seeds" not in summarize(experiment(2))
+    rows = [row for row in experiment(2, starts=(1, 2)) if row.arm != "grpo" or row.start == 1]
+    assert ("The arms have not run with the same starts and seeds (2 are common to all): their own means do not compare"
+            in summarize(rows))
+
+
+def test_one_policy_beside_two_is_told():
+    rows = [*run_rows("grpo", GOLD, method="a/generator"), *run_rows("tango", GOLD, method="a")]
+    assert "tango and grpo also differ in whether both roles are one policy" in summarize(rows)
+    rows[3:] = run_rows("self_verify", GOLD, method="a")
+    assert "also differ" not in summarize(rows)
+
+
 @pytest.mark.filterwarnings("error")
 def test_an_arm_that_does_not_train_the_generator_is_not_compared():
     # Its generator steps are those that the other arms make meanwhile.

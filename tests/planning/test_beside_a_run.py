@@ -95,6 +95,16 @@ def test_only_the_second_tries_of_a_run_are_predicted(tmp_path):
     assert few["generator", "update"] < most["generator", "update"]
 
 
+def test_the_lengths_of_all_prompts_of_a_role_count(tmp_path):
+    """First judgements have 39 tokens, second ones 1 or 39: the mean is 20 or 39."""
+    short, even = (open_run(str(write_run(tmp_path / str(mean), SLOW, more={
+        "second_judgement/length_mean": mean, "second_judgement/length_max": 39.0}))) for mean in (1.0, 39.0))
+    assert [run.lengths["generator"]["verifier"].mean for run in (short, even)] == [20.0, 39.0]
+    tried = open_run(str(write_run(tmp_path / "tried", SLOW, more={
+        "second_try/length_mean": 8.0, "second_try/length_max": 32.0, "second_try/share": 0.5})))
+    assert tried.lengths["generator"]["generator"][:2] == (32, pytest.approx(16.0))  # (20 + 8 / 2) / 1.5
+
+
 def test_every_batch_that_dynamic_sampling_drew_is_predicted(tmp_path):
     once = likely(tmp_path / "once")
     again = likely(tmp_path / "again", generator__batches_sampled=3.0, verifier__batches_sampled=2.0)

@@ -8,6 +8,7 @@ from tango_jax.tracking.evaluations import (
     Evaluation,
     Sources,
     beside_the_arm,
+    digests_of,
     evaluations_of,
     method_of,
     read_tables,
@@ -197,8 +198,20 @@ def test_the_files_of_an_arm_tell_its_versions_apart_and_not_arms():
     config, default = with_values(arm="my.py:mine"), default_config()
     first, second = ({"arm": "a", "arm, credit of generator": digest} for digest in "ab")
     methods = [method_of(config, first), method_of(config, second), method_of(default)]
-    assert len(set(methods)) == 3 and {beside_the_arm(method) for method in methods} == {method_of(default)}
+    told = [beside_the_arm(evaluation(0, 0.0, arm="mine", method=method))["method"] for method in methods]
+    assert len(set(methods)) == 3 and set(told) == {method_of(default)}
     assert setup_of(config, first) == setup_of(default)
+
+
+def test_one_policy_by_an_arm_and_by_a_setting():
+    """Baselines of an arm of one policy are made with verifier.adapter=generator, and only the arm differs."""
+    def told(**values):
+        return digests_of(evaluation(0, 0.0, arm=values["arm"], method=method_of(with_values(**values))))
+
+    two, one = told(arm="grpo"), told(arm="grpo", verifier__adapter="generator")
+    by_arm = told(arm="self_verify")
+    assert {name for name in two if two[name] != one[name]} == {"policies"}
+    assert all(by_arm[name] == one[name] == two[name] for name in by_arm)
 
 
 def test_what_a_run_started_from_is_in_its_rows():

@@ -62,14 +62,15 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     ]
     write_table([row._replace(setup=setup_of(config)) for row in stored], config.compare_with)
     assert len(compare(config, tmp_path)) == 4
-    write_table([row._replace(accuracy=max(0.25, row.accuracy)) for row in stored], config.compare_with)
-    *_, last = compare(config, tmp_path)  # stage 1 ended in another start
-    assert last.startswith("these are not paired: this run began with an accuracy of 0.000, the stored ones with an "
-                           "accuracy of 0.250")
     start = {"generator": "a" * 64, "verifier": "b" * 64, "problems": "p"}
     write_json_atomic(tmp_path / "summary.json", summary | {"provenance": {"start": start}})
     write_table([row._replace(generator_start="a" * 12) for row in stored], config.compare_with)
     assert len(compare(config, tmp_path)) == 4
+    write_table([row._replace(generator_start="c" * 12, accuracy=max(0.25, row.accuracy)) for row in stored],
+                config.compare_with)
+    *_, last = compare(config, tmp_path)  # stage 1 ended in another start
+    assert last.startswith("these are not paired: this run began with an accuracy of 0.000, the stored ones with an "
+                           "accuracy of 0.250")
     write_table([row._replace(generator_start="c" * 12, verifier_step_f1=None) for row in stored], config.compare_with)
     *_, last = compare(config, tmp_path)  # the same scores are no proof of the same weights
     assert last.startswith(
@@ -132,9 +133,9 @@ def test_a_run_says_why_it_began_elsewhere_than_the_stored_ones(tmp_path, arm, s
     config = default_config()
     config.update_from_flattened_dict({"arm": arm, "compare_with": str(tmp_path / "stored.csv")} | settings
                                       | {f"{role}.sft.steps": 5 for role in ROLES})
-    write_table([row for stored in ("grpo", "self_verify")
-                 for row in run_rows(stored, (0.25, 0.5), start=config.task.data_seed)], config.compare_with)
-    finished_rows(tmp_path / "run", "tango", (0.0,))
+    write_table([row for stored in ("grpo", "self_verify") for row in run_rows(
+        stored, (0.25, 0.5), start=config.task.data_seed, generator_start="c" * 12)], config.compare_with)
+    finished_rows(tmp_path / "run", "tango", (0.0,), start={"generator": "a" * 64})
     with MetricsWriter(tmp_path / "run/metrics.jsonl") as writer:
         writer.append(ROWS[0])
     [line] = [line for line in compare(config, tmp_path / "run") if line.startswith("these are not paired: ")]

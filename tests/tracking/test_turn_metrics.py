@@ -49,6 +49,18 @@ def test_a_call_whose_number_depends_on_the_data_names_a_part(judged):
     assert "verifier/judged_outcome_f1" in metrics and "verifier/live_outcome_f1" not in metrics
 
 
+def test_a_part_that_another_prompt_is_about_leaves_the_verdicts_whole():
+    critic = dataclasses.replace(JUDGE, name="critic")
+    said = {"generator": [solution(False), solution(True)], "critic": [verification()],
+            "verifier": [verification("INCORRECT", (False,)), verification()]}
+    t = turn_of(settings(2, 1), "generator", said)
+    solutions = t.sample("generator", t.problems("train"), 1)
+    t.sample("verifier", solutions, 1)
+    t.sample("verifier", [solutions[0]], 1, prompt=critic, at_most=2)
+    metrics = turn_metrics(t, Lesson(solutions, Rewards(np.zeros(2, np.float32), {}), {}), {})
+    assert "verifier/live_outcome_f1" in metrics and "verifier/judged_outcome_f1" not in metrics
+
+
 def test_solutions_are_labelled_before_they_are_judged():
     t = turn_of(settings(2, 1), "generator", {"generator": [solution(False)] * 2, "verifier": [verification()] * 2})
     solutions = t.sample("generator", t.problems("train"), 1)

@@ -83,15 +83,6 @@ def test_rates_by_turn():
     assert quality.disagreement_by_turn(made, "CORRECT", False).y.tolist() == [0.0, 1.0]
 
 
-def test_groups_all_wrong_mixed_and_all_right():
-    grades = {(1, 0): [F, F], (1, 1): [T, F], (1, 2): [T, T], (1, 3): [F, T], (4, 0): [T, T]}
-    (panel,) = quality.groups(grades)
-    shares = {trace["name"]: trace["y"] for trace in panel["traces"]}
-    assert shares == {"all wrong": [0.25, 0.0], "mixed": [0.5, 0.0], "all right": [0.25, 1.0]}
-    assert panel["traces"][1]["text"][0] == "0.500 [0.15, 0.85], n = 4"
-    assert quality.groups({}) == []
-
-
 def test_few_cases_are_drawn_pale_with_their_interval():
     rates = quality.recall_by_turn(items((1, "CORRECT", (T,) * 30, (T,) * 30), (2, "CORRECT", (T, F), (T, T))), True)
     (trace,) = rated("recall", rates, "#D55E00")
