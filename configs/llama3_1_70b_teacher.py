@@ -38,6 +38,7 @@ def get_config() -> ConfigDict:
         role.model.remat = "none"
         role.mesh.decode_tensor = 8
         role.prompt_buckets, role.cache_buckets, role.row_buckets = (256, 512, 1024), (512, 1024), (8, 16, 32, 64)
+        role.cache_tokens = 64 * (2048 + 2048)  # of eight devices: room for all rows at their longest
     config.rl.prompts_per_step, config.rl.samples_per_prompt = 1, 2
     config.task.validation = 1
     return config

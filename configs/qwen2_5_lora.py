@@ -44,8 +44,8 @@ def get_config(argument: str = "") -> ConfigDict:
     # The longest question gives a prompt of 305 tokens; the verifier's has 378 to 589 tokens without the solution.
     config.generator.max_prompt, config.generator.max_response = 320, 512
     config.verifier.max_prompt, config.verifier.max_response = 1088, 512
-    config.generator.cache_buckets, config.verifier.cache_buckets = (128, 256), (128, 256)
-    config.verifier.prompt_buckets = (576, 832)
+    config.generator.cache_buckets, config.verifier.cache_buckets = (192,), ()
+    config.verifier.prompt_buckets = (832,)
     config.verifier.row_buckets = (16, 32, 64)  # its prompts are long, and are read all at once
     config.generator.sft.pack_length, config.verifier.sft.pack_length = 1024, 1600
     config.generator.sft.steps = config.verifier.sft.steps = 128

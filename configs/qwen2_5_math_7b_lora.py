@@ -35,5 +35,5 @@ def get_config() -> ConfigDict:
     config.generator.init_from = "runs/qwen2_5_math_7b_lora_sft"
     # Question and solution, then the verification: all 4096 positions of the model.
     config.verifier.max_prompt, config.verifier.max_response = 2560, 1536
-    config.verifier.prompt_buckets, config.verifier.cache_buckets = (512, 1024, 1536), (256, 512, 1024)
+    config.verifier.prompt_buckets, config.verifier.cache_buckets = (1024, 1536), (512, 1024)
     return config
