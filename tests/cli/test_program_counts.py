@@ -1,0 +1,54 @@
+"""How many programs each shipped config compiles before its first turn: minutes of compiling for a large model."""
+
+import jax
+import pytest
+
+from support.program_counts import sampler_programs
+from tango_jax.cli.command_line import load_config
+from tango_jax.cli.config_file import shipped_configs
+from tango_jax.config import ROLES
+from tango_jax.planning.job import make_job
+from tango_jax.planning.targets import Devices
+from tango_jax.rl.policy import sampler_sizes
+from tango_jax.runtime.ahead import _key
+
+MOST = 40  # of a role, all kinds together
+NAMES = [name for name in shipped_configs() if name != "own_problems"]  # it needs arguments
+
+
+class Counted:
+    """In the place of a `CompileAhead`: counts, and compiles nothing."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def __call__(self, fn, is_local=False):
+        def count(*args):
+            return self.seen.setdefault((id(fn), _key(args)), fn.eval_shape(*args))
+
+        return count
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_role_compiles_few_programs(name):
+    config = load_config(name)
+    for role in ROLES:
+        sizes = sampler_sizes(config[role])
+        found = sampler_programs(sizes, {1, config.rl.samples_per_prompt, config.rl.verifications_per_solution})
+        # An update and a score for each width of prompts; the layout of decoding weights; an update and a loss of
+        # stage 1.
+        others = 2 * len(sizes.prompt_buckets) + 1 + 2 * bool(config[role].sft.steps)
+        assert found.total() + others <= MOST, (role, found, others)
+
+
+@pytest.mark.parametrize("settings", [
+    (), ("generator.row_buckets=(2,4,8)", "generator.prompt_buckets=(40,)"),
+    ("generator.row_buckets=(4,8)", "generator.cache_buckets=(8,16)", "generator.cache_tokens=1088"),
+])
+def test_the_count_is_that_of_the_sampler(settings):
+    config = load_config("tiny", [*settings, "generator.model.num_layers=1"])
+    job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
+    policy, counted = job.functions["generator"], Counted()
+    sizes = {1, *job.method.samples_of("generator")}
+    policy.sampler.driver.compile_ahead(counted, job.policies["generator"].sampling.weights, sizes)
+    assert len(counted.seen) == sampler_programs(sampler_sizes(config.generator), sizes).total()
