@@ -15,7 +15,7 @@ Hardware:  the paper used 4 nodes of 8 A100. Start one process per node (sbatch 
                python -m tango_jax.plan --config=configs/qwen2_5_math_7b.py --target=a100-80gb:32
            or with --target=tpu-v5p:32. A checkpoint of both roles is 183 GB.
 Time:      predicted, not measured, if the mean response has half the maximum length: 12 to 21 hours on 32 A100, 8 to 16
-           on 32 chips of a TPU v5p (tango_jax/planning/README.md). Predicted with int8 sampling in both roles
+           on 32 chips of a TPU v5p (tango_jax/planning/README.md). By an older plan with int8 sampling in both roles
            (`model.sample_cache_dtype`, `model.sample_weight_dtype`): 9 to 16 hours on 32 A100, 6 to 12 on the v5p if
            the roles also share a mesh of fsdp 16 x tensor 2. Meshes and remat are the quickest that a plan found for 32
            A100 with int8.
@@ -80,7 +80,7 @@ def set_generator(role: ConfigDict) -> None:
     """Lengths, batch sizes and stage 1 of the generator."""
     # Together they use all 4096 positions of Qwen2.5-Math-7B: neither can be raised without lowering the other.
     role.max_prompt, role.max_response = 2048, 2048
-    # Few sizes, for few programs: the plan has 1 % more time for a turn than with five of prompts and four of slots.
+    # Few sizes, so that few programs are compiled. By the plan a turn takes 1 % longer than with five and four sizes.
     role.prompt_buckets, role.cache_buckets = (512, 1024), (512, 1024)
     role.cache_tokens = 160 * (2048 + 2048)  # of four devices: room for all rows at their longest, 9 GB on each
     role.init_from = "runs/qwen2_5_math_7b_sft"

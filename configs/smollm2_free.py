@@ -3,7 +3,7 @@
 Command:   python -m tango_jax.ablate --config=configs/smollm2_free.py:tango --workdir=runs/smollm2_free
            and the same for the other PARTS, with one workdir for all. Offline, see smollm2_last_letter.py.
 Hardware:  a CPU with two cores and 16 GiB of memory.
-Time:      stage 1 of both roles takes 50 minutes on two cores, a run of `grpo` or `gold_steps` 20 to 25 minutes on one.
+Time:      stage 1 of both roles takes about an hour on two busy cores, a run of `gold_steps` 19 to 23 minutes on one.
 Expected:  results/smollm2_free.md.
 """
 

@@ -99,8 +99,7 @@ def _reference(found: Mapping[tuple[str, str], Curves], against: str) -> tuple[s
 
 def _table(task: str, members: Sequence[Member], reference: Member, span: int, tokens: int) -> str:
     of_setting = {member.arm: member for member in members if member.setting == reference.setting}
-    bound = of_setting.get(upper_bound(of_setting))
-    bound = None if bound is reference else bound
+    bound = of_setting.get(upper_bound(set(of_setting) - {reference.arm}))
     titles = ["arm", "runs", "accuracy, start", "mean over steps", "pairs", "over steps", f"minus {reference.arm}",
               *([f"of the gap to {bound.arm}"] if bound else []), f"mean over {tokens / 1000:,.0f}k tokens",
               f"minus {reference.arm}", "accuracy, end", "1000 tokens in all", "tokens to 0.8, ratio"]

@@ -84,15 +84,15 @@ def sampled_at_start(arms: Arms) -> float | None:
 
 
 def ends_text(arms: Mapping[str, Curves], span: int) -> str:
-    """Where arms end at other steps, or have other starts and seeds: what is compared."""
+    """What to know where arms end at different steps, or were run from different starts and seeds."""
     ends = {arm: sorted({curve.last_step for curve in curves.values()}) for arm, curves in arms.items()}
     units, told = [set(curves) for curves in arms.values()], []
     if any(found != [span] for found in ends.values()):
         all_ends = ", ".join(f"{arm} {'/'.join(map(str, found))}" for arm, found in ends.items())
         told.append(f"Over the first {span} generator steps, which all runs have (to their ends: {all_ends}).")
     if any(found != units[0] for found in units):
-        told.append(f"The arms have not run with the same starts and seeds ({len(set.intersection(*units))} are common "
-                    "to all): their own means do not compare, only the differences, which are of pairs.")
+        told.append(f"The arms were not run from the same starts and seeds ({len(set.intersection(*units))} are common "
+                    "to all): compare their differences, which are over pairs, and not their means.")
     return " ".join(told)
 
 

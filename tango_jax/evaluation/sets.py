@@ -179,22 +179,22 @@ def _processbench(name: str, source: str, problems: int, seed: int) -> JudgeSet:
     return JudgeSet(name, source, tuple(claims), len(claims) == len(rows))
 
 
-def task_config(name: str, checkpoint: str) -> ConfigDict:
-    config = default_config()
-    config.task.name = name
-    if kind_of(checkpoint) == "workdir":
-        own = read_config(Path(checkpoint).expanduser()).task
-        if own.name == name:
-            config.task = own
-    return config
+def _own_task(name: str, checkpoint: str) -> ConfigDict | None:
+    """The task's settings in the workdir of a run of this task."""
+    if kind_of(checkpoint) != "workdir":
+        return None
+    own = read_config(Path(checkpoint).expanduser()).task
+    return own if own.name == name else None
 
 
-def _made(checkpoint: str) -> str:
-    return f"synthetic, {'sizes of its run' if kind_of(checkpoint) == 'workdir' else 'default sizes'}"
+def _source(name: str, checkpoint: str) -> str:
+    return f"synthetic, {'default sizes' if _own_task(name, checkpoint) is None else 'sizes of the run'}"
 
 
 def _synthetic_task(name: str, checkpoint: str, is_correct: OwnGrader | None) -> Task:
-    config = task_config(name, checkpoint)
+    config = default_config()
+    config.task.name = name
+    config.task = _own_task(name, checkpoint) or config.task
     if is_correct is None:
         try:
             is_correct = grader_of(config.task)
@@ -209,7 +209,7 @@ def _synthetic(name: str, checkpoint: str, problems: int, is_correct: OwnGrader 
     task = _synthetic_task(name, checkpoint, is_correct)
     chosen = tuple((index, task.test_problem(index)) for index in range(problems or SYNTHETIC_PROBLEMS))
     return SolveSet(
-        name, _made(checkpoint), chosen, task.grade_kind, task.min_steps, task.gold_steps, True, task.is_correct
+        name, _source(name, checkpoint), chosen, task.grade_kind, task.min_steps, task.gold_steps, True, task.is_correct
     )
 
 
@@ -218,4 +218,4 @@ def _synthetic_steps(name: str, checkpoint: str, problems: int, is_correct: OwnG
     task = _synthetic_task(SYNTHETIC_STEPS[name], checkpoint, is_correct)
     pool = fixed_pool(task, problems or SYNTHETIC_PROBLEMS)
     claims = tuple(Claim(number, 0, solution) for number, solution in enumerate(pool))
-    return JudgeSet(name, _made(checkpoint), claims, True, task.is_correct)
+    return JudgeSet(name, _source(SYNTHETIC_STEPS[name], checkpoint), claims, True, task.is_correct)

@@ -96,9 +96,10 @@ class ContinuousDriver:
         sampling, place_B = sampling_params(1.0), np.zeros((shards * ENTERING,), np.int32)
         growing = len(self.config.columns)
         for number, (shape, following) in enumerate(itertools.zip_longest(shapes, shapes[1:])):
-            state = self.fns.make_empty.lower(shape).out_info
-            if number < growing:
-                fns.make_empty(shape)
+            if number >= growing:  # a larger batch becomes it
+                state = self.fns.make_empty.lower(shape).out_info
+            else:
+                state = fns.make_empty(shape)
                 state = fns.insert(state, read, place_B, _no_rows(len(place_B), shape.rows), sampling)
                 slot_Z = np.full((shards,), shape.rows, np.int32)
                 if number + 1 < growing:  # a row outgrows its slot, or has to leave a batch that will have fewer

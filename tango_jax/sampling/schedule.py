@@ -7,8 +7,7 @@ of devices, of Z) has R slots. Shapes are passed in the order of `SamplerConfig.
     - At first many rows run in few columns. Chunks of prompts are read, and refill slots as rows end.
     - While enough rows wait, a row that fills its slot leaves it; its cache is saved to host memory.
     - Once more rows can run with more columns, slots grow. The longest saved rows take free slots of any shard.
-    - When no row waits, the batch shrinks, and each row stays on its shard. So rows enter and leave the first shapes
-      alone, and the others need fewer programs.
+    - When no row waits, the batch shrinks, and each row stays on its shard: no row enters or leaves these shapes.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ class Limits:
     group_size: int  # M rows of each prompt; row b is one of prompt b // M
     shards: int  # Z
     shapes: tuple[Shape, ...]
-    growing: int  # the first so many shapes, which rows can enter
+    growing: int  # how many of the shapes, from the first on, rows can enter
     chunk_prompts: int  # read at a time, a multiple of Z
 
 

@@ -72,7 +72,7 @@ class Sources(NamedTuple):
 _NO_SOURCES = Sources()
 _DIGESTS = ("setup", "method", "problems", "generator_start", "verifier_start", "weights")
 _TEXTS = ("task", "setting", "arm", *_DIGESTS, "source", "arm_record")
-_COLUMNS = ("arm", "seed", "task.data_seed", "verifier.adapter")
+_COLUMNS = ("arm", "seed", "task.data_seed", "verifier.adapter")  # told in columns; the last one in `method`
 _SETUP = ("task.", "eval.", "rl.prompts_per_step", "rl.samples_per_prompt",
           *(f"{role}.{group}" for role in ROLES for group in (
               "checkpoint", "model.", "sft.", "template", "use_chat", "max_prompt", "max_response")))

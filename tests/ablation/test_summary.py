@@ -112,10 +112,10 @@ def test_the_sampled_verifier_is_followed_from_first_to_last():
 
 
 def test_arms_of_other_starts_and_seeds_are_told_not_to_compare():
-    assert "have not run with the same starts and seeds" not in summarize(experiment(2))
+    assert "were not run from the same starts and seeds" not in summarize(experiment(2))
     rows = [row for row in experiment(2, starts=(1, 2)) if row.arm != "grpo" or row.start == 1]
-    assert ("The arms have not run with the same starts and seeds (2 are common to all): their own means do not compare"
-            in summarize(rows))
+    assert ("The arms were not run from the same starts and seeds (2 are common to all): compare their differences, "
+            "which are over pairs, and not their means.") in summarize(rows)
 
 
 def test_one_policy_beside_two_is_told():

@@ -173,6 +173,8 @@ def test_a_grader_decides_in_synthetic_sets_too(tokenizer, tmp_path, monkeypatch
 
     solving, judging, other = open_sets(names, "run", "run", 20, 0)
     assert solving.is_correct.name == judging.is_correct.name == "own.py:short" and other.is_correct is None
+    assert solving.source == judging.source == "synthetic, sizes of the run"
+    assert other.source == "synthetic, default sizes"
     pool = fixed_pool(make_task(config, {}), 20)
     assert [claim.solution for claim in judging.claims] == pool
     assert len({solution.is_correct for solution in pool}) == 2

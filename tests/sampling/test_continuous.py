@@ -147,9 +147,8 @@ def test_a_request_that_fits_runs_the_steps_of_a_plain_batch(setup):
 
 
 def test_nothing_compiles_after_warm_up(setup):
-    # Three shapes of ever more columns: each is made, entered and sampled in, all but the last are left before a row
-    # has ended, and all but the first are entered again. Two changes of a shape; two prompt buckets. Group sizes take
-    # none of their own.
+    # Three shapes of ever more columns. Rows enter each and are sampled in it; they may leave all but the last and come
+    # back to all but the first. Two changes of shape; two prompt buckets. No group size needs another program.
     assert setup.compiles_before == 3 * 3 + 2 * 2 + 2 + 2
     with CompileCounter() as counter:
         for number, (count, group_size) in enumerate([(1, 1), (5, 1), (14, 1), (1, 3), (2, 3), (7, 3)]):

@@ -10,8 +10,8 @@ from torture.runs import ROLES, SMALL
 @pytest.mark.long
 def test_faults_at_random_moments_change_nothing_in_the_end(tmp_path):
     overrides = (*SMALL, *(f"{role}.sft.steps=0" for role in ROLES))
-    done = disk_faults(2, 3, tmp_path, overrides, kinds=("file_size", "errno"))
-    assert (done.tried, done.survived, done.failures) == (2, 2, [])
+    done = disk_faults(4, 3, tmp_path, overrides, kinds=("file_size", "metrics_removed", "terminated", "errno"))
+    assert (done.tried, done.survived, done.failures) == (4, 4, [])
 
 
 def test_an_end_with_a_traceback_is_a_failure():
