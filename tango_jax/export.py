@@ -27,7 +27,7 @@ from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tasks.registry import example_solution
 from tango_jax.text.templates import load_template, templates_digest
 from tango_jax.text.tokenizer import Tokenizer, is_readable
-from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.metrics import TURN_PHASES, VERIFIER_TURNS, read_metrics
 from tango_jax.tracking.provenance import read_provenance
 from tango_jax.tracking.run_config import check_same_settings
 from tango_jax.weights.hf_layout import TEXT_PARTS
@@ -52,9 +52,11 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
     source, settings = open_workdir(workdir, role), read_config(workdir)
     directory, part = newest_checkpoints(workdir, role)
     is_stage_one, step = len(part) == 1, max(complete_steps(directory))
-    arm = read_provenance(workdir).get("arm") or {}
-    # A checkpoint holds both roles, whatever the arm trains.
-    is_trained = not arm or has_one_policy(workdir) or role in arm["turns"]
+    arm, metrics = read_provenance(workdir).get("arm") or {}, directory.parent / "metrics.jsonl"
+    rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
+    # A checkpoint holds both roles, whatever was trained.
+    phases = TURN_PHASES if has_one_policy(workdir) else {"generator": ("generator",), "verifier": VERIFIER_TURNS}[role]
+    is_trained = any(row["phase"] in phases for row in rows) if rows else not arm or role in arm["turns"]
     own = settings[role]
     stage = ("after reinforcement learning" if is_trained and not is_stage_one
              else "after stage 1 (SFT)" if is_stage_one or own.sft.steps or own.init_from else "not trained by it")
@@ -63,7 +65,8 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
     promptings = [] if None in promptings else promptings
     whose = "One policy in both roles" if has_one_policy(workdir) else role.capitalize()
     measured = directory.parent.name if is_stage_one else role  # one policy may have the other role's stage 1
-    row = last_evaluation(directory.parent / "metrics.jsonl", step)
+    # Later rows belong to weights that were not saved.
+    row = next((row for row in reversed(rows) if row["phase"] in ("eval", "sft")), {})
     card = model_card(
         f"{whose} of a run of {arm.get('label', 'RL Tango')}, {stage}",
         source.base_model,
@@ -133,13 +136,6 @@ def example_of(settings: ConfigDict, tokenizer: Tokenizer) -> Example:
         example = Example(problem.question, solution, solution.count("</step>"))
     is_known = is_readable(tokenizer, example.problem) and is_readable(tokenizer, example.solution)
     return example if is_known else NO_EXAMPLE
-
-
-def last_evaluation(path: Path, step: int) -> dict:
-    """The newest row of an evaluation up to a step, or {}."""
-    rows = read_metrics(path) if path.is_file() else []
-    # Later rows belong to weights that were not saved.
-    return next((row for row in reversed(rows) if row["phase"] in ("eval", "sft") and row["step"] <= step), {})
 
 
 def moment(step: int, is_stage_one: bool) -> str:

@@ -17,7 +17,7 @@ from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config
 from tango_jax.loop.init_from import check_init_from, sft_directory
 from tango_jax.method.load import stage_one_kind
-from tango_jax.method.own_arm import arm_name
+from tango_jax.method.own_arm import arm_name, arm_or_none
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import Mistakes, differences
@@ -108,23 +108,27 @@ def _validate(cell: Cell) -> None:
     with mistakes.collected(place and f"{place}: "):
         validate(config)
     mistakes.raise_all()
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[str, dict[str, list[str]]] = {role: {} for role in ROLES}
     for arm in config.ablation.arms:
         config.arm = arm
         with mistakes.collected(place and f"{place}, arm {arm}: "):
             validate(config)
-        kinds.setdefault(_start_kind(cell, arm), []).append(arm)
-    axis = {"stage_one": {arm_name(arms[0]): {"ablation.arms": tuple(arms)} for arms in kinds.values()}}
-    differ = "start from different weights" if "one_policy" in kinds else "learn different prompts in stage 1"
-    mistakes.require(len(kinds) <= 1, f"{place and f'{place}: '}ablation.arms: "
-                     f"{' and '.join(arms[0] for arms in kinds.values())} {differ}, so their runs are no pairs: add "
-                     f"the axis {axis} to ablation.grid, and compare them with --figures and --against")
-    mistakes.raise_all()
+        judges = (record := arm_or_none(config)) is None or record.uses_verifier
+        for role in ROLES if judges else ROLES[:1]:
+            kinds[role].setdefault(_start_kind(cell, arm, role), []).append(arm)
+    for found in kinds.values():
+        axis = {"stage_one": {arm_name(arms[0]): {"ablation.arms": tuple(arms)} for arms in found.values()}}
+        differ = "start from different weights" if "one_policy" in found else "learn different prompts in stage 1"
+        mistakes.require(len(found) <= 1, f"{place and f'{place}: '}ablation.arms: "
+                         f"{' and '.join(arms[0] for arms in found.values())} {differ}, so their runs are no pairs: "
+                         f"add the axis {axis} to ablation.grid, and compare them with --figures and --against")
+        mistakes.raise_all()
 
 
-def _start_kind(cell: Cell, arm: str) -> str:
-    """Arms of one kind start alike: from one stage 1, from the same part of another run's, or from checkpoints."""
-    kind = stage_one_kind(cell.config, arm)
+def _start_kind(cell: Cell, arm: str, role: str) -> str:
+    """In arms of one kind a role starts alike: from one stage 1, from the same part of another run's, or from a
+    checkpoint."""
+    kind = stage_one_kind(cell.config, arm, (role,))
     if cell.stage_one is not None:
         return kind
     takes_part = any(cell.config[role].init_from or _has_two_policies(cell.config[role].checkpoint) for role in ROLES)

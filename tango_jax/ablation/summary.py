@@ -1,6 +1,6 @@
 """The results of an experiment in Markdown: for each setting what every arm reached, and how arms compare."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -74,13 +74,20 @@ def upper_bound(arms: Iterable[str]) -> str | None:
     return next((arm for arm in in_order(arms) if (record := record_of(arm)) and record.needs_gold_steps), None)
 
 
-def sampled_at_start(arms: Arms) -> float | None:
-    """Share of right answers in the first generator turn, of the first arm that has it."""
+def sampled_at_start(arms: Arms) -> str:
+    """The share of right solutions in the first generator turn, of the first arm that has it."""
     for arm in in_order(arms):
         sampled = measured(arms[arm], lambda curve: curve.evaluations[0].sampled_accuracy)
         if None not in sampled.values():
-            return estimate(sampled).value
-    return None
+            share = f"{100 * estimate(sampled).value:.3g} %"
+            return f"; {share} of the solutions of {arm}'s first generator turn are right{_part_of(sampled, arms)}"
+    return ""
+
+
+def _part_of(values: Collection, arms: Arms) -> str:
+    """Says so where not all starts and seeds of the table have a value."""
+    count = len(set().union(*arms.values()))
+    return "" if len(values) == count else f" (of {len(values)} of {count} starts and seeds)"
 
 
 def ends_text(arms: Mapping[str, Curves], span: int) -> str:
@@ -113,10 +120,8 @@ def _start(arms: Arms) -> str:
         chosen = asking or arms if name != "accuracy" else arms
         values = {unit: getattr(curve.evaluations[0], name) for arm in chosen for unit, curve in arms[arm].items()}
         if None not in values.values():
-            shown.append(f"{title} {estimate(values).value:.3f}")
-    sampled = sampled_at_start(arms)
-    told = "" if sampled is None else f"; {100 * sampled:.3g} % of the solutions of the first generator turn are right"
-    return f"Start: {', '.join(shown)}{told}."
+            shown.append(f"{title} {estimate(values).value:.3f}{_part_of(values, arms)}")
+    return f"Start: {', '.join(shown)}{sampled_at_start(arms)}."
 
 
 def _other_methods(arms: Arms) -> list[str]:

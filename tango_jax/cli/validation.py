@@ -29,12 +29,6 @@ def validate(config: ConfigDict) -> None:
     with mistakes.collected():
         check_values(flatten(config))
     _check_rl(config.rl, mistakes)
-    loss, judge = config.generator.loss, config.rl.judge
-    mistakes.require(
-        judge == "all" or loss.algorithm != "reinforce_pp" or loss.step_norm != "elements",
-        f"rl.judge={judge} leaves solutions without step rewards, and generator.loss.algorithm=reinforce_pp with "
-        "generator.loss.step_norm=elements compares with these as zeros: set rl.judge=all, or another step_norm",
-    )
     _check_turns(config, mistakes)
     _check_watching(config.loggers, config.compare_with, mistakes)
     for name in ("arms", "seeds"):
@@ -119,12 +113,6 @@ def _check_watching(loggers: ConfigDict, compare_with: str, mistakes: Mistakes) 
 
 
 def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
-    if rl.alpha_schedule == "exponential":
-        mistakes.require(
-            mistakes.is_about("rl.alpha_") or min(rl.alpha_initial, rl.alpha_final) > 0,
-            f"an exponential alpha schedule cannot start or end at 0 (alpha_initial={rl.alpha_initial}, "
-            f"alpha_final={rl.alpha_final}): use rl.alpha_schedule=linear, or arm=grpo for no step rewards",
-        )
     mistakes.require(
         not rl.trust or (len(rl.trust) == 2 and rl.trust[0] < rl.trust[1]),
         f"rl.trust={tuple(rl.trust)} must be two F1 scores that ascend, such as (0.4, 0.55), or empty",
@@ -133,17 +121,6 @@ def _check_rl(rl: ConfigDict, mistakes: Mistakes) -> None:
         bool(rl.trust) or not rl.warmup_until,
         f"rl.warmup_until={rl.warmup_until} waits for trust in the verifier, and rl.trust=() does not measure it: set "
         "rl.trust, such as (0.4, 0.55), or rl.warmup_until=0",
-    )
-    mistakes.require(
-        rl.alpha_schedule != "signal" or not rl.dynamic_sampling,
-        "rl.alpha_schedule=signal follows the share of groups whose answers are all right or all wrong, and "
-        f"rl.dynamic_sampling={rl.dynamic_sampling} replaces these groups: choose another schedule, or "
-        "rl.dynamic_sampling=0",
-    )
-    mistakes.require(
-        rl.judge == "all" or not rl.dynamic_sampling, f"rl.judge={rl.judge} judges groups whose answers are all right "
-        f"or all wrong, and rl.dynamic_sampling={rl.dynamic_sampling} replaces these groups: set rl.judge=all, or "
-        "rl.dynamic_sampling=0",
     )
     mistakes.require(
         rl.practice != "half_right" or not rl.dynamic_sampling,
@@ -207,7 +184,14 @@ def _check_model(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
 def _check_adapters(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
     either = [config[name] for name in (ROLES if shares_policy(config) else (role,))]
     has_base = any(own.checkpoint or (own.sft.full and own.sft.steps > 0) or own.init_from for own in either)
-    rank = config[role].model.lora.rank
+    own, verifier = config[role], config.verifier
+    rank, continues = own.model.lora.rank, own.sft.start == "generator" and own.sft.steps > 0
+    is_left_out = bool(verifier.init_from) or verifier.sft.full if shares_policy(config) else continues
+    mistakes.require(
+        own.adapter in ("", "generator") or not is_left_out, f"{role}.adapter={own.adapter} would not be read, since "
+        "another stage 1 is what its policy starts from: leave it empty, or leave verifier.init_from and "
+        "verifier.sft.start empty and verifier.sft.full=False",
+    )
     mistakes.require(
         not rank or has_base, f"{role}.model.lora.rank={rank} puts adapters on a model of random weights: name a "
         f"{role}.checkpoint, or set {role}.sft.full=True and {role}.sft.steps, so that stage 1 trains all of it first",

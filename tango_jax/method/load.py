@@ -103,15 +103,16 @@ def load_method(config: ConfigDict, task: Task | None = None, is_checked: bool =
     return method
 
 
-def stage_one_kind(config: ConfigDict, arm: str) -> str:
-    """How the stage 1 of an arm differs from the one of the settings: one policy, or further prompts; empty: it does
-    not."""
+def stage_one_kind(config: ConfigDict, arm: str, roles: Sequence[str] = ROLES) -> str:
+    """How the stage 1 of these roles of an arm differs from the one of the settings: one policy, or further prompts;
+    empty: it does not."""
     config = config.copy_and_resolve_references()
     config.arm = arm
     imitate = [role for role in ROLES if config[role].sft.steps and not config[role].init_from]
     method = load_method(config, is_checked=False)
     if "verifier" in imitate and (method.arm.is_one_policy or config.verifier.adapter == "generator"):
-        imitate = ROLES  # every batch has examples of both
+        imitate = roles = ROLES  # every batch has examples of both
+    imitate = [role for role in imitate if role in roles]
     kind = method.stage_one_kind(imitate if imitate and teaches_further_prompts(config) else ())
     return kind.removeprefix("one_policy").lstrip(",") if config.verifier.adapter == "generator" else kind
 
@@ -149,7 +150,35 @@ def _check(config: ConfigDict, method: Method) -> None:
         f"{rl.judge} change tango.solve, and the generator's turn of {shown} does not use it: build the turn on "
         "tango_jax.method.trust.solve, or set rl.trust=() and rl.judge=all",
     )
+    steps_count = is_own or "generator/step_rewarded_share" in getattr(rehearsals.get("generator"), "metrics", ())
+    if steps_count:
+        _check_step_rewards(config, mistakes)
     mistakes.raise_all()
+
+
+def _check_step_rewards(config: ConfigDict, mistakes: Mistakes) -> None:
+    rl, loss = config.rl, config.generator.loss
+    mistakes.require(
+        rl.alpha_schedule != "exponential" or min(rl.alpha_initial, rl.alpha_final) > 0,
+        f"an exponential alpha schedule cannot start or end at 0 (alpha_initial={rl.alpha_initial}, "
+        f"alpha_final={rl.alpha_final}): use rl.alpha_schedule=linear, or arm=grpo for no step rewards",
+    )
+    mistakes.require(
+        rl.alpha_schedule != "signal" or not rl.dynamic_sampling,
+        "rl.alpha_schedule=signal follows the share of groups whose answers are all right or all wrong, and "
+        f"rl.dynamic_sampling={rl.dynamic_sampling} replaces these groups: choose another schedule, or "
+        "rl.dynamic_sampling=0",
+    )
+    mistakes.require(
+        rl.judge == "all" or not rl.dynamic_sampling, f"rl.judge={rl.judge} judges groups whose answers are all right "
+        f"or all wrong, and rl.dynamic_sampling={rl.dynamic_sampling} replaces these groups: set rl.judge=all, or "
+        "rl.dynamic_sampling=0",
+    )
+    mistakes.require(
+        rl.judge == "all" or loss.algorithm != "reinforce_pp" or loss.step_norm != "elements",
+        f"rl.judge={rl.judge} leaves solutions without step rewards, and generator.loss.algorithm=reinforce_pp with "
+        "generator.loss.step_norm=elements compares with these as zeros: set rl.judge=all, or another step_norm",
+    )
 
 
 def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Method, mistakes: Mistakes) -> None:

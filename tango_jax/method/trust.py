@@ -11,6 +11,7 @@ grades alone: all steps of a right solution are taken to be right. Trust rises l
 import dataclasses
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -34,7 +35,11 @@ SHARE_RIGHT = 0.05  # of solutions, for the F1 score
 
 
 class Evidence(NamedTuple):
-    """Judgements of graded solutions, decayed from turn to turn; saved with every checkpoint."""
+    """Judgements of graded solutions, decayed from turn to turn; saved with every checkpoint.
+
+    In the generator's turns several verifications of a solution count as one, by their mean. In the verifier's turns
+    each counts.
+    """
 
     # Of the generator's turns: steps of right solutions, and those that are rejected.
     right_steps: float = 0.0
@@ -49,11 +54,14 @@ class Evidence(NamedTuple):
     practised_accepted: float = 0.0
     practised_right: float = 0.0
 
-    def after_solving(self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> "Evidence":
-        return Evidence(*_faded(self[:4], _counts(is_correct_B, num_steps_B, rejected_B), DECAY), *self[4:])
+    def after_solving(
+        self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray, share_B: np.ndarray | float = 1
+    ) -> "Evidence":
+        """`share_B`: what each verification counts."""
+        return Evidence(*_faded(self[:4], _counts(is_correct_B, num_steps_B, rejected_B, share_B), DECAY), *self[4:])
 
     def after_practice(self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> "Evidence":
-        new = (*_counts(is_correct_B, num_steps_B, rejected_B), is_correct_B.sum())
+        new = (*_counts(is_correct_B, num_steps_B, rejected_B, 1), is_correct_B.sum())
         return Evidence(*self[:4], *_faded(self[4:], new, PRACTICE_DECAY))
 
     def rates(self, num_steps: float) -> tuple[float, float]:
@@ -75,14 +83,15 @@ class Evidence(NamedTuple):
         return self.practised_rejected / self.practised_steps if self.practised_steps else 1.0
 
 
-def _counts(is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> tuple[int, ...]:
+def _counts(
+    is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray, share_B: np.ndarray | float
+) -> tuple[float, ...]:
     """Steps of right solutions, those rejected, wrong solutions, those of which no step is rejected."""
-    wrong_B = ~is_correct_B
-    right_steps, right_rejected = (is_correct_B * num_steps_B).sum(), (is_correct_B * rejected_B).sum()
-    return right_steps, right_rejected, wrong_B.sum(), (wrong_B & (rejected_B == 0)).sum()
+    right_B, wrong_B, accepted_B = share_B * is_correct_B, share_B * ~is_correct_B, rejected_B == 0
+    return (right_B * num_steps_B).sum(), (right_B * rejected_B).sum(), wrong_B.sum(), (wrong_B * accepted_B).sum()
 
 
-def _faded(counts: Sequence[float], more: Sequence[int], decay: float) -> list[float]:
+def _faded(counts: Sequence[float], more: Sequence[float], decay: float) -> list[float]:
     return [decay * old + float(new) for old, new in zip(counts, more, strict=True)]
 
 
@@ -114,7 +123,8 @@ def solve(t: Turn) -> Lesson:
         lambda problems: graded(t, t.sample("generator", problems, t.rl.samples_per_prompt))
     )
     has_signal_P = t.algorithm.has_signal_P(right_B(solutions).astype(np.float32), solutions)
-    rates = Evidence(*t.memory.evidence).rates(float(np.mean([len(one.steps) for one in solutions])))
+    steps = [len(one.steps) for one in solutions if one.steps]  # the others match no judgements
+    rates = Evidence(*t.memory.evidence).rates(float(np.mean(steps or [1])))
     choice = choose(t.rl, right_B(solutions), has_signal_P, rates)
     chosen = [solutions[row] for row in np.flatnonzero(choice.is_judged_B)]
     judged = t.sample("verifier", chosen, t.rl.verifications_per_solution, at_most=len(solutions))
@@ -127,7 +137,10 @@ def solve(t: Turn) -> Lesson:
     metrics = step_metrics(steps, alpha_B) | choice.metrics(t.rl)
     memory = t.memory
     if t.rl.trust and len(judged):
-        evidence = Evidence(*memory.evidence).after_solving(*_verdicts(judged.records))
+        aligned = [one for one in judged.records if one.is_aligned]
+        times = Counter(id(one.of) for one in aligned)
+        share_B = np.array([1 / times[id(one.of)] for one in aligned])
+        evidence = Evidence(*memory.evidence).after_solving(*_verdicts(aligned), share_B)
         memory = memory.replace(evidence=tuple(evidence))
     return Lesson(solutions, reward, terms, metrics, memory, steps)
 

@@ -16,7 +16,7 @@ from tango_jax.planning.times import turn_times
 from tango_jax.planning.workload import Lengths
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.process import cpu_model
-from tango_jax.text.prompts import PROMPTS
+from tango_jax.text.prompts import PROMPTS, SECOND_JUDGEMENT
 from tango_jax.tracking.alarm_rules import recent_turns
 from tango_jax.tracking.metrics import TURN_PHASES, read_metrics
 from tango_jax.tracking.provenance import read_provenance
@@ -80,7 +80,10 @@ def _lengths(updated: str, rows: list[dict]) -> dict[str, Lengths]:
                                               for row in found)),
                       statistics.median(length(role, row) for row in found),
                       share[role],
-                      batches if role in ("generator", updated) or "second_try/share" in rows[-1] else 1.0)
+                      batches if role in ("generator", updated) or "second_try/share" in rows[-1] else 1.0,
+                      # Judgements of judgements are not trained on.
+                      statistics.median(row[f"{role}/length_mean"] for row in found)
+                      if f"{SECOND_JUDGEMENT.name}/length_mean" in rows[-1] and role == "verifier" else None)
         for role, found in told.items() if found
     }
 

@@ -133,7 +133,7 @@ def _stage_one(job: Job, programs: dict[str, Program], role: str) -> Phase:
     kept = saved_activations(job.policies[role], batch)
     return Phase(
         f"{role}/sft",
-        parameters=gradients + (0 if job.shares_base(role) else base)
+        parameters=gradients + (0 if before and job.shares_base(role) else base)
         + sum(device_bytes(job.policies[other].weights) for other in before),
         optimizer=device_bytes(state.opt_state),
         gradients=gradients,

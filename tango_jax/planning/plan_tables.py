@@ -6,6 +6,7 @@ from tango_jax.models.decode_attention import attention_names
 from tango_jax.planning import times
 from tango_jax.planning.run_plan import RunPlan
 from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL, missing_compilers
+from tango_jax.runtime.ahead import MOST_AT_A_TIME
 from tango_jax.runtime.console import Console, format_seconds
 
 PARTS = ("parameters", "optimizer", "weights", "cache", "gradients", "activations", "temporaries", "peak")
@@ -37,6 +38,8 @@ def as_json(plan: RunPlan) -> dict:
                              "hours": steps * plan.likely.stage_one[role] / 3600,
                              "hours_between": [steps * end.stage_one[role] / 3600 for end in ends]}
                       for role, steps in stage_one_steps(plan).items()},
+        "programs": plan.compiled,
+        "compile_seconds": plan.compile_seconds,
         "notes": options.config.notes.splitlines(),
         "assumptions": assumptions(plan),
         "advice": plan.advice,
@@ -77,6 +80,11 @@ def _show_times(plan: RunPlan, console: Console) -> None:
     for role, steps in stage_one_steps(plan).items():
         console.log(f"stage 1 of the {role}: {steps} steps, "
                     f"{_spans(steps * end.stage_one[role] for end in ends)} in all, without evaluation")
+    told = "; ".join(f"{found.total()} of the {role} ({', '.join(f'{count} {kind}' for kind, count in found.items())})"
+                     for role, found in plan.compiled.items())
+    console.log(f"programs to compile before the first turn: {told}")
+    console.log(f"to compile them: about {format_seconds(plan.compile_seconds)}, {plan.compile_seconds / 3600:.0%} of "
+                f"the first hour, on {MOST_AT_A_TIME} cores like this machine's, without a GPU's autotuning")
     console.log("assumed:")
 
 

@@ -27,6 +27,7 @@ class Program(NamedTuple):
     temp: int
     collectives: list[Collective] = []  # by arithmetic alone (estimates.py)
     error: str = ""  # the compiler's message where memory ran out
+    seconds: float = 0.0  # that its compilation took
 
     @property
     def added(self) -> int:
@@ -61,8 +62,8 @@ def compile_job(job: Job, devices: Devices, report: Callable[[str, float], None]
     def compiled(name: str, lowered: jax.stages.Lowered) -> Program:
         began = time.monotonic()
         program = compile_one(lowered, devices.compiler_options)
-        report(name, time.monotonic() - began)
-        return program
+        report(name, seconds := time.monotonic() - began)
+        return program._replace(seconds=seconds)
 
     with ThreadPoolExecutor(COMPILERS) as pool:
         pending = {

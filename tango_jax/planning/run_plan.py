@@ -11,6 +11,7 @@ from tango_jax.planning.advice import advice
 from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import Job, make_job
 from tango_jax.planning.memory import Phase, phases
+from tango_jax.planning.program_counts import compile_seconds, role_programs
 from tango_jax.planning.programs import Program, compile_job, lowered_functions
 from tango_jax.planning.targets import Target, open_devices
 from tango_jax.planning.times import TurnTimes, stage_one_step_seconds, turn_times
@@ -39,10 +40,16 @@ class RunPlan(NamedTuple):
     programs: dict[str, Program]
     phases: list[Phase]
     counts: Counter  # turns of the run, by the role that is updated
+    compiled: dict[str, Counter]  # programs before the first turn, by role and kind
     likely: Times
     quick: Times  # as the quickest measurements of such work
     slow: Times
     advice: list[str]
+
+    @property
+    def compile_seconds(self) -> float:
+        seconds = {name: program.seconds for name, program in self.programs.items()}
+        return compile_seconds(self.compiled, seconds, self.job.processes)
 
     @property
     def fits(self) -> bool:
@@ -62,7 +69,8 @@ def make_plan(options: PlanOptions, console: Console) -> RunPlan:
     estimates = estimated_programs(job, options.target.platform)
     times = (times_of(options, job, estimates, counts, options.target.with_shares(shares))
              for shares in (reached.likely, reached.quick, reached.slow))
-    return RunPlan(options, job, devices.is_target, programs, found, counts, *times,
+    compiled = {role: role_programs(job, role) for role in ROLES}
+    return RunPlan(options, job, devices.is_target, programs, found, counts, compiled, *times,
                    advice(job, found, options.target))
 
 

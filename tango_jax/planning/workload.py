@@ -53,6 +53,7 @@ class Lengths(NamedTuple):
     mean: float
     share: float = 1.0  # of the prompts that a turn can have
     batches: float = 1.0  # that dynamic sampling drew
+    trained_mean: float | None = None  # of the prompts that are trained on; None: of all
 
 
 Measured = Mapping[str, Lengths]  # by role
@@ -77,7 +78,8 @@ def update_workload(job: Job, role: str, filled: float, measured: Measured = NOT
     rehearsal, told = job.method.rehearsals.get(role), measured.get(role)
     prompts, M = dataclasses.replace(job.policies[role], learner=rehearsal and rehearsal.learner).trained_groups
     there = max(1, math.ceil(prompts * told.share)) if told else prompts
-    responses = shuffled(response_lengths(config, prompts * M, filled, told))
+    trained = told._replace(mean=told.trained_mean) if told and told.trained_mean is not None else told
+    responses = shuffled(response_lengths(config, prompts * M, filled, trained))
     lengths = shuffled(evenly_spaced_lengths(prompts, config.max_prompt, filled))
     sequences = [
         TrainSequence([b // M] * lengths[b // M], np.ones(responses[b], np.int32), np.ones(responses[b], np.float32))

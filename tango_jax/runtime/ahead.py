@@ -37,7 +37,7 @@ class CompileAhead:
         pool = self._pool if is_local else self._shared_pool
 
         def compile_fn(*args: Any) -> Any:
-            key = (id(fn), *_key(args))
+            key = (id(fn), *program_key(args))
             if key not in self._pending:
                 lowered = fn.lower(*args)
                 self._pending[key] = pool.submit(lowered.compile), lowered.out_info
@@ -46,7 +46,7 @@ class CompileAhead:
         return compile_fn
 
 
-def _key(args: tuple) -> tuple:
+def program_key(args: tuple) -> tuple:
     """What a program depends on: structure, shapes, types, places, static numbers."""
     leaves, structure = jax.tree.flatten(args)
     return structure, tuple(

@@ -246,16 +246,20 @@ def _grader(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None
     )
 
 
-def _standing_still(role: str, reward: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-    alpha, rewarded, outcome, own = (recent_mean(rows, f"{role}/{name}", limits.window, least=1) for name in (
-        "alpha", "step_rewarded_share", f"reward/{reward}", "reward/own"))
+def _standing_still(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
+    alpha, rewarded, taught = (recent_mean(rows, f"{role}/{name}", limits.window, least=1)
+                               for name in ("alpha", "step_rewarded_share", "teacher_kl"))
     name = f"{role}/groups_filled_up"  # with dynamic sampling, of those that are trained on
     name = name if any(name in row for row in rows) else f"{role}/groups_without_signal"
     share = recent_mean(rows, name, limits.window, least=limits.window)
+    share = share if taught is None else None  # a teacher has another term
     # Where outcomes are all the same, step rewards may still teach.
     if share is not None and share - (alpha or 0.0) * (rewarded or 0.0) > limits.groups_without_signal * ease:
-        known = ", ".join(f"{role}/reward/{name} is {mean:.2f}" for name, mean in ((reward, outcome), ("own", own))
-                          if mean is not None)
+        turns = recent_turns(rows, role, limits.window)
+        # What the arm rewards may be one of several: a grade, the majority's label, a product.
+        names = sorted({name for row in turns for name in row
+                        if name.startswith(f"{role}/reward/") or name == "generator/labelled_right"})
+        known = ", ".join(f"{name} is {recent_mean(turns, name, limits.window, least=1) or 0:.2f}" for name in names)
         return (
             f"in {share:.1%} of the {role}'s groups all samples have the same reward{f' ({known})' * bool(known)}: no "
             "learning signal",
@@ -297,8 +301,6 @@ RULES: dict[str, Rule] = {
     "verifier/wrong_steps": _wrong_steps,
     "verifier/misaligned": _misaligned,
     "grader/failures": _grader,
-    "generator/standing_still": partial(_standing_still, "generator", "outcome"),
-    "verifier/standing_still": partial(_standing_still, "verifier", "correctness"),
 } | {
     f"{role}/{name}": partial(rule, role)
     for name, rule in (
@@ -307,6 +309,7 @@ RULES: dict[str, Rule] = {
         ("kl", _kl),
         ("entropy", _entropy),
         ("truncation", _truncation),
+        ("standing_still", _standing_still),
     )
     for role in ROLES
 }

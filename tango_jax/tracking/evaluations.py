@@ -149,7 +149,8 @@ def _own_arm(name: str, text: str) -> Arm:
 
 
 def setup_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
-    """A digest of what decides problems, prompts, models, stage 1 and the size of a turn, but start, seed and arm."""
+    """A digest of what decides problems, prompts, models, stage 1 and the size of a turn, but start, seed and arm. A
+    verifier counts in all arms: those that train without it evaluate it."""
     return _digest_of_settings(config, files, is_setup=True)
 
 

@@ -76,9 +76,9 @@ def curves_by_setting(rows: Sequence[Evaluation]) -> Settings:
 
 
 def trains_generator(arm: str) -> bool:
-    """Whether the generator is trained in this arm; True for an unknown arm."""
+    """Whether this arm trains the generator's weights; True for an unknown arm."""
     record = record_of(arm)
-    return record is None or "generator" in record.turns
+    return record is None or record.is_one_policy or "generator" in record.turns
 
 
 def first_reaching(x: np.ndarray, y: np.ndarray, level: float) -> Reached:

@@ -11,6 +11,7 @@ from tango_jax.runtime.atomic import json_value, write_atomically
 from tango_jax.runtime.checkpoint import Restored
 
 TURN_PHASES = ("warmup", *ROLES)  # of the rows of turns; those of evaluations are `eval`
+VERIFIER_TURNS = ("warmup", "verifier")
 
 
 class MetricsWriter:

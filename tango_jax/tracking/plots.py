@@ -136,7 +136,8 @@ def _draw_verdicts(axes: Axes, rows: Sequence[dict]) -> None:
         (("rate_invalid", "INVALID"), VERMILION, ":"),
     ]:
         for prefix in prefixes:
-            _noisy(axes, series(rows, phases, "step", f"verifier/{prefix}{name}"), colour, label, dash)
+            part = f"{label}, of those judged" if prefix == "judged_" else label
+            _noisy(axes, series(rows, phases, "step", f"verifier/{prefix}{name}"), colour, part, dash)
     _shade_warmup(axes, rows)
 
 

@@ -45,12 +45,15 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
     judged = t.judgements() if t.role == "verifier" else by_name.get("verifier") or [
         one for same in by_name.values() for one in same if one.role == "verifier" and _about_solutions(one)]
     records = [one for each in judged for one in each.records]
-    if t.role == "generator":  # only the first of several verifications of a solution counts
+    if t.role == "generator":  # only the first of several verifications of a solution counts, and of first tries
+        firsts = set(map(id, t.solutions()))
+        records = [one for one in records if id(one.of) in firsts] or records
         records = list({id(one.of): one for one in reversed(records)}.values())[::-1]
     if records and all(map(_about_solutions, judged)):
         is_all = {id(one.of) for one in records} >= set(map(id, t.solutions()))  # a custom turn may judge a part
         names = {one.name for one in judged}
-        may_be_part = any(call.at_most and call.prompt.name in names for call in t.calls.values())
+        calls = [call for call in t.calls.values() if call.prompt.name in names]
+        may_be_part = bool(calls) and all(call.at_most for call in calls)
         is_part = t.rl.dynamic_sampling > 0 or may_be_part or not is_all
         prefix = "verifier/" if t.role == "verifier" else "verifier/judged_" if is_part else "verifier/live_"
         scores = verifier_scores([one.of for one in records], records)
@@ -75,11 +78,12 @@ def _about_solutions(verifications: Responses) -> bool:
 def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
     """One figure for all updates of a batch.
 
-    `loss` and `grad_norm`: means over updates. `tokens`: action tokens of the batch. `logprob_gap_max` and
-    `update_ratio`: the largest. All others: means over tokens. `kl_first`: of the first update, 0 before any training.
+    `loss` and `grad_norm`: means over updates. `tokens`: those trained on. `logprob_gap_max` and `update_ratio`: the
+    largest. All others: means over the tokens trained on, and absent if there are none (`loss.mask_overlong`).
+    `kl_first`: of the first update with tokens, 0 before any training.
     """
     tokens = np.array([metrics.get("tokens", 0) for metrics in updates], np.float64)
-    share = tokens / tokens.sum() if tokens.any() else np.full(len(updates), 1 / len(updates))
+    share = tokens / max(tokens.sum(), 1)
     figures = {}
     for name in updates[0]:
         values = np.array([metrics[name] for metrics in updates], np.float64)
@@ -87,10 +91,12 @@ def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
             figures[name] = values.sum() / epochs
         elif name in LARGEST_OF_UPDATES:
             figures[name] = values.max()
-        else:
-            figures[name] = values.mean() if name in MEANS_OF_UPDATES else np.sum(share * values)
+        elif name in MEANS_OF_UPDATES:
+            figures[name] = values.mean()
+        elif tokens.any():
+            figures[name] = np.sum(share * values)
     if "kl" in figures:
-        figures["kl_first"] = updates[0]["kl"]
+        figures["kl_first"] = updates[int(np.flatnonzero(tokens)[0])]["kl"]
     return {name: float(value) for name, value in figures.items()}
 
 

@@ -48,11 +48,13 @@ def training(run: Run) -> list[dict]:
             panel("Second tries", "Shares of the solutions of a turn.", tried, TURN, score=True, **warmup),
             panel("Trust in the verifier", "The factor that trust puts on step rewards, and the share of solutions "
                   "that the verifier judges.", believed, TURN, score=True, **warmup),
-            panel("Entropy", "Nats per token; near 0 the policy no longer explores.", both("entropy"), TURN, **warmup),
-            panel("KL to the reference", "For policies with a reference.", both("kl"), TURN, **warmup),
-            panel("Response length", "Mean number of sampled tokens.", both("length_mean"), TURN, **warmup),
-            panel("Truncated responses", "Share of a turn's responses that reached the length limit.",
-                  both("truncation_rate"), TURN, score=True, **warmup),
+            panel("Entropy", "Nats per token trained on; near 0 the policy no longer explores.", both("entropy"), TURN,
+                  **warmup),
+            panel("KL to the reference", "Nats per token trained on.", both("kl"), TURN, **warmup),
+            panel("Response length", "Mean number of sampled tokens of first tries and first judgements.",
+                  both("length_mean"), TURN, **warmup),
+            panel("Truncated responses", "Share of a turn's first tries and first judgements that reached the length "
+                  "limit.", both("truncation_rate"), TURN, score=True, **warmup),
             panel("Log-prob gap", "Largest difference between sampler and trainer over the tokens trained on. More "
                   "than rounding means that the cache or a mask is wrong.", both("logprob_gap_max"), TURN, **warmup),
         ]

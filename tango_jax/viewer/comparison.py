@@ -78,9 +78,11 @@ def lines_of(runs: Sequence[Run], as_seed: Collection[str] = ()) -> list[Line]:
 
 
 def _tells(key: str, arms: Sequence[str], settings: Sequence[dict[str, str]]) -> bool:
-    """Whether lines differ in a setting; the file of an arm separates only lines of that arm."""
-    of_arm = arms if key.startswith("arm") else [""] * len(arms)
-    return len({(arm, one.get(key)) for arm, one in zip(of_arm, settings, strict=True)}) > len(set(of_arm))
+    """Whether lines differ in a setting; the file of an arm separates only lines of that arm, and an arm of one policy
+    differs from the others by its name."""
+    told = [(arm if key.startswith("arm") else "", one.get(key)) for arm, one in zip(arms, settings, strict=True)
+            if key != "verifier.adapter" or (record := record_of(arm)) is None or not record.is_one_policy]
+    return len(set(told)) > len({arm for arm, _ in told})
 
 
 def warnings(lines: Sequence[Line], as_seed: Collection[str] = ()) -> list[str]:

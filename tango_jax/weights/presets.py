@@ -28,7 +28,7 @@ _LLAMA_3_1 = _LLAMA | {
     },
 }
 _LLAMA_3_2 = _LLAMA_3_1 | {
-    "tie_word_embeddings": True, "intermediate_size": 8192,
+    "tie_word_embeddings": True,
     "rope_scaling": _LLAMA_3_1["rope_scaling"] | {"factor": 32.0},
 }
 _QWEN3 = {
@@ -40,7 +40,7 @@ _QWEN3 = {
 _GEMMA3 = {
     "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh",
     "attention_bias": False, "attention_dropout": 0.0, "rms_norm_eps": 1e-06, "head_dim": 256,
-    "query_pre_attn_scalar": 256, "vocab_size": 262144, "num_attention_heads": 4, "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256, "vocab_size": 262144, "num_key_value_heads": 1,
     "sliding_window": 512, "max_position_embeddings": 32768, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
 }
 _OLMO2 = {
@@ -51,71 +51,37 @@ _OLMO2 = {
 # Owners that republish models under the same names.
 COPIERS = ("unsloth", "mlx-community")
 _VERSION = re.compile(r"(-(instruct|it|base|pt|bf16))+$")
+
+def _sizes(layers: int, width: int, mlp_width: int, heads: int, **more) -> dict:
+    return {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": mlp_width,
+            "num_attention_heads": heads} | more
+
+
 CONFIG_JSON = {
     "Qwen/Qwen2.5-Math-7B": _QWEN2_7B | {"max_position_embeddings": 4096, "rope_theta": 10000},
     "Qwen/Qwen2.5-7B": _QWEN2_7B | {"max_position_embeddings": 131072, "rope_theta": 1000000.0},
-    "Qwen/Qwen2.5-0.5B": _QWEN2_SMALL | {
-        "num_hidden_layers": 24, "max_window_layers": 24, "hidden_size": 896, "intermediate_size": 4864,
-        "num_attention_heads": 14, "max_position_embeddings": 32768,
-    },
-    "Qwen/Qwen2.5-1.5B": _QWEN2_SMALL | {
-        "num_hidden_layers": 28, "max_window_layers": 28, "hidden_size": 1536, "intermediate_size": 8960,
-        "num_attention_heads": 12, "max_position_embeddings": 131072,
-    },
-    "Qwen/Qwen2.5-3B": _QWEN2_SMALL | {
-        "num_hidden_layers": 36, "max_window_layers": 36, "hidden_size": 2048, "intermediate_size": 11008,
-        "num_attention_heads": 16, "max_position_embeddings": 32768,
-    },
-    "Qwen/Qwen3-0.6B": _QWEN3 | {
-        "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16,
-    },
-    "Qwen/Qwen3-1.7B": _QWEN3 | {
-        "num_hidden_layers": 28, "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16,
-    },
-    "Qwen/Qwen3-4B": _QWEN3 | {
-        "num_hidden_layers": 36, "hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32,
-    },
-    "Qwen/Qwen3-8B": _QWEN3 | {
-        "num_hidden_layers": 36, "hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32,
-        "tie_word_embeddings": False,
-    },
-    "meta-llama/Llama-3.2-1B-Instruct": _LLAMA_3_2 | {
-        "num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 32, "head_dim": 64,
-    },
-    "meta-llama/Llama-3.2-3B-Instruct": _LLAMA_3_2 | {
-        "num_hidden_layers": 28, "hidden_size": 3072, "num_attention_heads": 24, "head_dim": 128,
-    },
-    "meta-llama/Llama-3.1-8B-Instruct": _LLAMA_3_1 | {
-        "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-    },
-    "meta-llama/Llama-3.1-70B-Instruct": _LLAMA_3_1 | {
-        "num_hidden_layers": 80, "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64,
-    },
-    "HuggingFaceTB/SmolLM2-135M-Instruct": _LLAMA | {
-        "num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True, "max_position_embeddings": 8192,
-        "rope_theta": 100000,
-    },
-    "HuggingFaceTB/SmolLM3-3B": _LLAMA | {
-        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 36, "hidden_size": 2048,
-        "intermediate_size": 11008, "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 128256,
-        "tie_word_embeddings": True, "max_position_embeddings": 65536, "rope_theta": 5000000.0, "rms_norm_eps": 1e-06,
-        "no_rope_layer_interval": 4,
-    },
-    "allenai/OLMo-2-0425-1B-Instruct": _OLMO2 | {
-        "num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-    },
-    "allenai/OLMo-2-1124-7B-Instruct": _OLMO2 | {
-        "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-    },
-    "google/gemma-3-270m-it": _GEMMA3 | {
-        "num_hidden_layers": 18, "hidden_size": 640, "intermediate_size": 2048,
-    },
-    "google/gemma-3-1b-it": _GEMMA3 | {
-        "num_hidden_layers": 26, "hidden_size": 1152, "intermediate_size": 6912,
-    },
+    "Qwen/Qwen2.5-0.5B": _QWEN2_SMALL | _sizes(24, 896, 4864, 14, max_window_layers=24, max_position_embeddings=32768),
+    "Qwen/Qwen2.5-1.5B": _QWEN2_SMALL | _sizes(
+        28, 1536, 8960, 12, max_window_layers=28, max_position_embeddings=131072),
+    "Qwen/Qwen2.5-3B": _QWEN2_SMALL | _sizes(36, 2048, 11008, 16, max_window_layers=36, max_position_embeddings=32768),
+    "Qwen/Qwen3-0.6B": _QWEN3 | _sizes(28, 1024, 3072, 16),
+    "Qwen/Qwen3-1.7B": _QWEN3 | _sizes(28, 2048, 6144, 16),
+    "Qwen/Qwen3-4B": _QWEN3 | _sizes(36, 2560, 9728, 32),
+    "Qwen/Qwen3-8B": _QWEN3 | _sizes(36, 4096, 12288, 32, tie_word_embeddings=False),
+    "meta-llama/Llama-3.2-1B-Instruct": _LLAMA_3_2 | _sizes(16, 2048, 8192, 32, head_dim=64),
+    "meta-llama/Llama-3.2-3B-Instruct": _LLAMA_3_2 | _sizes(28, 3072, 8192, 24, head_dim=128),
+    "meta-llama/Llama-3.1-8B-Instruct": _LLAMA_3_1 | _sizes(32, 4096, 14336, 32),
+    "meta-llama/Llama-3.1-70B-Instruct": _LLAMA_3_1 | _sizes(80, 8192, 28672, 64),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": _LLAMA | _sizes(
+        30, 576, 1536, 9, num_key_value_heads=3, vocab_size=49152, tie_word_embeddings=True,
+        max_position_embeddings=8192, rope_theta=100000),
+    "HuggingFaceTB/SmolLM3-3B": _LLAMA | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"} | _sizes(
+        36, 2048, 11008, 16, num_key_value_heads=4, vocab_size=128256, tie_word_embeddings=True,
+        max_position_embeddings=65536, rope_theta=5000000.0, rms_norm_eps=1e-06, no_rope_layer_interval=4),
+    "allenai/OLMo-2-0425-1B-Instruct": _OLMO2 | _sizes(16, 2048, 8192, 16, num_key_value_heads=16),
+    "allenai/OLMo-2-1124-7B-Instruct": _OLMO2 | _sizes(32, 4096, 11008, 32, num_key_value_heads=32),
+    "google/gemma-3-270m-it": _GEMMA3 | _sizes(18, 640, 2048, 4),
+    "google/gemma-3-1b-it": _GEMMA3 | _sizes(26, 1152, 6912, 4),
     "google/gemma-3-4b-it": {
         "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": {
             "model_type": "gemma3_text", "num_hidden_layers": 34, "hidden_size": 2560, "intermediate_size": 10240,

@@ -153,6 +153,14 @@ def test_prompts_of_a_role_without_stage_one_set_no_arm_apart(tmp_path):
     make_plan(tiny({}, arms, "verifier.sft.steps=0"), tmp_path)
 
 
+def test_a_verifier_that_is_not_used_sets_no_arm_apart(tmp_path):
+    plan = make_plan(tiny({}, "ablation.arms=('grpo', 'taught_verifier')"), tmp_path)
+    stages = {run.arm: run.stage_one.folder for run in plan.runs}
+    assert stages == {"grpo": tmp_path, "taught_verifier": tmp_path / "stage_one" / "shared,informed"}
+    with pytest.raises(ValueError, match="grpo and self_verify start from different weights"):
+        make_plan(tiny({}, "ablation.arms=('grpo', 'self_verify')"), tmp_path)
+
+
 def test_the_verifiers_stage_one_of_one_policy_has_the_generators_prompts(tmp_path):
     """And a run takes it for both roles."""
     settings = ["ablation.seeds=(0,)", "generator.sft.steps=0"]

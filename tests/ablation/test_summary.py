@@ -98,9 +98,9 @@ def test_settings_have_a_section_each_with_their_start():
         "## last_letter, words=4: 1 start (3), 1 seed (0)", "## last_letter, words=8: 1 start (3), 1 seed (0)"
     ]
     assert "Start: greedy accuracy 0.000, verifier step F1 on the fixed pool 0.500" in summary
-    assert "; 3 % of the solutions of the first generator turn are right." in summary
+    assert "; 3 % of the solutions of tango's first generator turn are right." in summary
     nearly_all = [row._replace(sampled_accuracy=0.998) for row in experiment(1)]
-    assert "; 99.8 % of the solutions of the first generator turn are right." in summarize(nearly_all)
+    assert "; 99.8 % of the solutions of tango's first generator turn are right." in summarize(nearly_all)
     assert "fixed pool 0.500, outcome F1 0.250.\n" in summarize(experiment(1))  # nothing was sampled
 
 

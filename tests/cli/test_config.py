@@ -288,6 +288,12 @@ MISTAKES = [
      r"generator and verifier differ in init_from: give both the same"),
     ("arm=self_verify generator.init_from=a/b verifier.sft.steps=3",
      r"generator and verifier differ in init_from: give both the same"),
+    ("generator.checkpoint=a verifier.checkpoint=a verifier.model.lora.rank=2 verifier.adapter=p "
+     "verifier.sft.start=generator verifier.sft.steps=1", r"verifier\.adapter=p would not be read, since another"),
+    ("arm=self_verify generator.checkpoint=a verifier.checkpoint=a generator.model.lora.rank=2 "
+     "verifier.model.lora.rank=2 generator.adapter=p verifier.sft.full=True", r"generator\.adapter=p would not be"),
+    ("arm=self_verify generator.checkpoint=a verifier.checkpoint=a generator.model.lora.rank=2 "
+     "verifier.model.lora.rank=2 generator.adapter=p verifier.init_from=x/y", r"generator\.adapter=p would not be"),
     ("arm=second_try generator.max_prompt=20", r"shows the generator a solution and its verification, up to \d+ "
      r"tokens in addition to the problem, and generator\.max_prompt=20 is too small: raise it"),
     ("arm=meta_judged verifier.max_prompt=70", r"shows the verifier a solution .* verifier\.max_prompt=70 is too"),

@@ -103,6 +103,18 @@ def test_the_card_names_the_arm_and_whether_it_trains_the_role(folder, tmp_path)
         assert f"# {role.capitalize()} of a run of GRPO (no verifier), {stage}\n" in card
 
 
+def test_the_card_says_whether_the_role_had_a_turn(folder, tmp_path):
+    config = default_config()
+    config.verifier.checkpoint = config.generator.checkpoint = str(folder)
+    save_run(tmp_path / "run", config, step=1)
+    with open(tmp_path / "run" / "metrics.jsonl", "w") as file:
+        file.writelines(json.dumps({"step": step, "phase": phase}) + "\n"
+                        for step, phase in ((0, "eval"), (1, "warmup"), (2, "generator")))  # the last is not saved
+    for role, stage in (("generator", "not trained by it"), ("verifier", "after reinforcement learning")):
+        card = (export.export(tmp_path / "run", role, tmp_path / role) / "README.md").read_text()
+        assert f"# {role.capitalize()} of a run of RL Tango, {stage}\n" in card
+
+
 def test_a_model_from_scratch_is_exported_with_its_tokenizer(tmp_path):
     from transformers import AutoTokenizer
 

@@ -210,6 +210,28 @@ def test_judgements_of_a_generators_turn_are_evidence_where_trust_is_measured():
     assert lesson.memory == t.memory and not t._work.asked[1:]
 
 
+def test_verifications_of_one_solution_are_no_further_solutions():
+    """Each judgement sampled four times says no more than once; where they differ, their mean counts."""
+    grades = [False, False, True, False]
+    _, once = solving(grades, judged(LABELS), BEFORE, judge="all", trust=(0.0, 0.55))
+    four = [one for one in judged(LABELS) for _ in range(4)]
+    _, often = solving(grades, four, BEFORE, judge="all", trust=(0.0, 0.55), verifications_per_solution=4)
+    assert often.memory.evidence == pytest.approx(once.memory.evidence)
+    wrong = np.array([False, False]), np.array([2, 2]), np.array([0, 1])  # one solution, judged twice
+    assert Evidence().after_solving(*wrong, np.array([0.5, 0.5]))[:4] == (0.0, 0.0, 1.0, 0.5)
+
+
+def test_solutions_that_cannot_be_judged_make_no_verifier_better():
+    with_steps, without = solved(False, False, True, True), [dataclasses.replace(one, steps=(), step_ends=())
+                                                             for one in solved(False, False, True, True)]
+    shares = []
+    for solutions in (with_steps, with_steps[:3] + without[3:]):
+        t = turn_of(settings(2, 2, judge="failed", trust=(0.4, 0.55)), "generator",
+                    {"generator": solutions, "verifier": judged(LABELS)}, memory=Memory(evidence=tuple(BEFORE)))
+        shares.append(trust.solve(t).metrics["verifier/right_accepted"])
+    assert shares[0] == shares[1]
+
+
 def test_judgements_of_a_verifiers_turn_are_evidence_where_trust_is_measured():
     def lesson_of(**changed):
         t = turn_of(settings(4, 1, **changed), "verifier", {"generator": solved(False, False, True, False),

@@ -49,6 +49,12 @@ def write_run(path: Path, times: dict[str, dict[str, float]], devices=None, cpu:
 SLOW = {role: dict.fromkeys(PHASES, 0.5) for role in ("generator", "verifier")}
 
 
+def test_judgements_of_judgements_are_sampled_and_not_trained_on(tmp_path):
+    again = {"second_judgement/length_max": 10, "second_judgement/length_mean": 5.0}
+    lengths = open_run(str(write_run(tmp_path / "run", SLOW, more=again))).lengths["verifier"]["verifier"]
+    assert (lengths.mean, lengths.trained_mean) == ((39.0 + 5.0) / 2, 39.0)
+
+
 def test_what_a_run_tells(tmp_path):
     run = open_run(str(write_run(tmp_path / "run", SLOW)))
     assert (run.target, run.devices, run.per_process) == ("cpu", 1, 1)

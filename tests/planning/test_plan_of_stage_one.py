@@ -40,6 +40,14 @@ def write_stage_one(workdir, role: str, is_full: bool, params: dict) -> None:
     Checkpointer(directory).save(1, {"params": params}, {"is_full": is_full, "heldout_loss": 0.0})
 
 
+@pytest.mark.parametrize("one_policy", ["verifier.adapter=generator", "arm=self_verify"])
+def test_one_policys_second_stage_one_holds_the_base(one_policy):
+    job = job_of(*both("checkpoint=Qwen/Qwen2.5-0.5B"), one_policy)
+    base = device_bytes(job.policies["verifier"].base)
+    found = {phase.name: phase.parameters for phase in phases(job, estimated_programs(job, "cpu"))}
+    assert found["verifier/sft"] == found["generator/sft"] > base > 0
+
+
 @pytest.mark.parametrize("settings, held, bases", [
     (both("sft.full=False"), {}, 1),
     (both("sft.full=True"), {}, 2),

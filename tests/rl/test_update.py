@@ -286,6 +286,15 @@ def test_nll_is_minus_the_weighted_log_likelihood_at_temperature_one(data):
     assert float(loss) == pytest.approx(expected, rel=1e-5)
 
 
+def test_figures_over_tokens_are_of_those_trained_on():
+    """By hand: none in the first update, as where all of its responses are truncated and masked."""
+    none = {"loss": 0.0, "grad_norm": 0.0, "tokens": 0, "entropy": 0.0, "kl": 0.0, "update_ratio": 0.0}
+    some = {"loss": 2.0, "grad_norm": 1.0, "tokens": 6, "entropy": 1.5, "kl": 0.5, "update_ratio": 0.1}
+    assert over_updates([none, some], epochs=1) == {
+        "loss": 1.0, "grad_norm": 0.5, "tokens": 6, "entropy": 1.5, "kl": 0.5, "update_ratio": 0.1, "kl_first": 0.5}
+    assert over_updates([none, none], epochs=1) == {"loss": 0.0, "grad_norm": 0.0, "tokens": 0, "update_ratio": 0.0}
+
+
 def test_several_updates_of_a_batch_leave_the_gap_as_it_is(data):
     """Four epochs that move the policy far: the sampler agreed with the policy that it sampled from, and still does."""
     old = by_response(np.asarray(plain_fn(PARAMS, data, LOSS)[0][1]["logp"]))  # what a sampler without fault reports

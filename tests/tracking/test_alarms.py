@@ -172,6 +172,21 @@ def test_a_generator_that_step_rewards_teach_does_not_stand_still():
     assert names(run_of(alike | {"generator/alpha": 0.001})) == {"generator/standing_still"}
 
 
+def test_the_alarm_names_what_the_arm_rewards():
+    """A majority's labels where grades say nothing, and a product of which agreement is one factor."""
+    alike = {f"{role}/groups_without_signal": 1.0 for role in ("generator", "verifier")}
+    labelled = alike | {"generator/reward/outcome": 0.0, "generator/labelled_right": 1.0}
+    seen = {alarm.name: alarm.seen for alarm in alarms.check(run_of(labelled))}
+    assert "generator/labelled_right is 1.00" in seen["generator/standing_still"]
+    (alarm,) = alarms.check([row | {"phase": "verifier"} for row in run_of(
+        {"verifier/groups_without_signal": 1.0, "verifier/reward/correctness": 1.0, "verifier/reward/quality": 0.0})])
+    assert "verifier/reward/correctness is 1.00, verifier/reward/quality is 0.00" in alarm.seen
+
+
+def test_a_verifier_with_a_teacher_does_not_stand_still():
+    assert names(run_of({"verifier/groups_without_signal": 1.0, "verifier/teacher_kl": 0.1})) == set()
+
+
 def test_groups_that_dynamic_sampling_replaced_teach_as_well():
     alike = {"generator/groups_without_signal": 0.99}
     assert names(run_of(alike | {"generator/groups_filled_up": 0.1})) == set()

@@ -7,7 +7,7 @@ import pytest
 
 from support.turns import settings, solution, turn_of, verification
 from tango_jax.records import Lesson, Rewards
-from tango_jax.text.prompts import JUDGE
+from tango_jax.text.prompts import JUDGE, SECOND_TRY
 from tango_jax.tracking.turn_metrics import turn_metrics
 
 
@@ -36,6 +36,19 @@ def test_the_verifiers_own_prompt_is_measured_and_not_a_critics(order):
         t.sample("verifier", solutions, 1, prompt=prompt)
     metrics = turn_metrics(t, Lesson(solutions, Rewards(np.zeros(2, np.float32), {}), {}), {})
     assert (metrics["verifier/live_outcome_f1"], metrics["verifier/live_rate_correct"]) == (1.0, 0.5)
+
+
+def test_verdicts_are_of_first_tries_where_second_tries_are_judged_as_well():
+    said = {"generator": [solution(True), solution(False)], "second_try": [solution(False)],
+            "verifier": [verification(), verification("INCORRECT", (False,)), verification()]}
+    t = turn_of(settings(1, 2), "generator", said)
+    first = t.sample("generator", t.problems("train"), 2)
+    judged = t.sample("verifier", first, 1)
+    second = t.sample("generator", [judged[1]], 1, prompt=SECOND_TRY, at_most=2)
+    t.sample("verifier", second, 1, at_most=2)
+    metrics = turn_metrics(t, Lesson(first, Rewards(np.zeros(2, np.float32), {}), {}), {})
+    assert (metrics["verifier/live_outcome_f1"], metrics["verifier/live_rate_correct"]) == (1.0, 0.5)
+    assert not any("verifier/judged_" in name for name in metrics)
 
 
 @pytest.mark.parametrize("judged", [[0], [0, 1]])

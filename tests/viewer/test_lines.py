@@ -62,6 +62,14 @@ def test_arms_are_labelled_by_their_names_and_settings_only_where_they_differ():
                                   "GRPO (no verifier), alpha_initial=0.1, rl_words=2-6"]
 
 
+def test_an_arm_of_one_policy_is_not_told_apart_by_its_adapter():
+    own, shared = {"verifier__adapter": ""}, {"verifier__adapter": "generator"}
+    runs = [run_of("a", arm="self_verify", **shared), run_of("b", arm="grpo", **own)]
+    assert set(labels(runs)) == {"one policy, self-verified", "GRPO (no verifier)"}
+    runs.append(run_of("c", **shared))
+    assert "Tango (trained together), verifier.adapter=generator" in labels(runs)
+
+
 def with_files(run: Run, **digests: str) -> Run:
     """The run with files of its user, by the setting that names them."""
     files = {key.replace("_", " "): {"sha256": digest} for key, digest in digests.items()}

@@ -1,9 +1,35 @@
-"""How many programs a sampler compiles before a run, by kind, by the rules of its buckets and without a model."""
+"""How many programs a run compiles before its first turn, by kind, by the rules of its buckets and without a model."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from tango_jax.planning.job import Job
+from tango_jax.runtime.ahead import MOST_AT_A_TIME
 from tango_jax.sampling.buckets import SamplerConfig
+
+# Kinds that take seconds to compile, each with the planned function (programs.py) that takes about as long.
+_LOCAL = {"prefill": "prefill", "read": "prefill", "insert": "prefill", "decode": "decode"}
+_SHARED = {"layout": "layout", "score": "score", "update": "update", "sft": "sft"}  # by all processes, in one order
+
+
+def role_programs(job: Job, role: str) -> Counter[str]:
+    config, rehearsal = job.functions[role].sampler.driver.config, job.method.rehearsals.get(role)
+    found = Counter(layout=1, sft=2 * bool(job.policies[role].stage_one))
+    if rehearsal is not None:
+        widths = len(config.prompt_buckets)
+        found.update(update=widths, score=widths * (1 + len(rehearsal.scored)))
+    return +(found + sampler_programs(config, {1, *job.method.samples_of(role)}))
+
+
+def compile_seconds(counts: Mapping[str, Counter[str]], seconds: Mapping[str, float], processes: int) -> float:
+    """On MOST_AT_A_TIME cores. `seconds`: of one core for each planned function."""
+
+    def total(kinds: Mapping[str, str]) -> float:
+        return sum(found[kind] * seconds.get(f"{role}/{name}", 0.0)
+                   for role, found in counts.items() for kind, name in kinds.items())
+
+    local, shared = total(_LOCAL) / MOST_AT_A_TIME, total(_SHARED)
+    return local + shared / MOST_AT_A_TIME if processes == 1 else max(local, shared)
 
 
 def sampler_programs(config: SamplerConfig, group_sizes: Iterable[int]) -> Counter[str]:

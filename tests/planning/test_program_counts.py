@@ -1,16 +1,18 @@
 """How many programs each shipped config compiles before its first turn: minutes of compiling for a large model."""
 
+from collections import Counter
+
 import jax
 import pytest
 
-from support.program_counts import sampler_programs
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.config_file import shipped_configs
 from tango_jax.config import ROLES
 from tango_jax.planning.job import make_job
+from tango_jax.planning.program_counts import compile_seconds, sampler_programs
 from tango_jax.planning.targets import Devices
 from tango_jax.rl.policy import sampler_sizes
-from tango_jax.runtime.ahead import _key
+from tango_jax.runtime.ahead import program_key
 
 MOST = 40  # of a role, all kinds together
 NAMES = [name for name in shipped_configs() if name != "own_problems"]  # it needs arguments
@@ -24,7 +26,7 @@ class Counted:
 
     def __call__(self, fn, is_local=False):
         def count(*args):
-            return self.seen.setdefault((id(fn), _key(args)), fn.eval_shape(*args))
+            return self.seen.setdefault((id(fn), program_key(args)), fn.eval_shape(*args))
 
         return count
 
@@ -52,3 +54,12 @@ def test_the_count_is_that_of_the_sampler(settings):
     sizes = {1, *job.method.samples_of("generator")}
     policy.sampler.driver.compile_ahead(counted, job.policies["generator"].sampling.weights, sizes)
     assert len(counted.seen) == sampler_programs(sampler_sizes(config.generator), sizes).total()
+
+
+def test_the_time_to_compile_by_hand():
+    """Two inserts as long as a prefill, ten decodes, three updates; on eight cores."""
+    counts = {"generator": Counter(insert=2, decode=10, resize=9, update=3), "verifier": Counter(decode=1)}
+    seconds = {"generator/prefill": 5.0, "generator/decode": 12.0, "generator/update": 40.0, "verifier/decode": 2.0}
+    local, shared = (2 * 5.0 + 10 * 12.0 + 2.0) / 8, 3 * 40.0
+    assert compile_seconds(counts, seconds, processes=1) == pytest.approx(local + shared / 8)
+    assert compile_seconds(counts, seconds, processes=4) == pytest.approx(shared)  # in one order, beside the others
