@@ -103,7 +103,9 @@ def grade_rows(rows: Sequence[dict[str, Any]], text_format: str = "tagged") -> t
     """The rows with "correct" and "reason", and a one-line summary."""
     graded: list[dict[str, Any]] = [{} for _ in rows]
     counts: Counter[str] = Counter()
-    with _progress() as progress:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("grading", total=len(rows))
         for kind in KINDS:
             of_kind = [index for index, row in enumerate(rows) if row.get("kind", DEFAULT_KIND) == kind]
@@ -135,12 +137,6 @@ def reason_of(text: str, is_correct: bool, failure: str, text_format: str) -> st
     if failure:
         return f"the answer is {shown}, and {FAILED[failure]}"
     return f"the answer {shown} {'equals' if is_correct else 'differs from'} the gold answer"
-
-
-def _progress() -> Progress:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _checked(row: Any) -> dict[str, Any]:

@@ -20,8 +20,7 @@ The exit code is 0 even if the run does not fit (see `fits`), and 2 for a mistak
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 
@@ -40,7 +39,6 @@ from tango_jax.runtime.console import Console
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.keys import SHARE_ABOVE_ZERO
 
-Answer = tuple[Any, Callable[[Console], None]]  # for --json, and what prints it for people
 RANGES = {
     "filled": SHARE_ABOVE_ZERO._replace(why=": it is the mean length of prompts and responses, as a share of the limit")
 }
@@ -93,35 +91,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         options, workdir, is_json = parse_options(argv)
         console = Console(enabled=not is_json)
         if workdir:
-            answer, show_fn = answer_measured(workdir)
+            found = beside(run := open_run(workdir))
+            answer = {"target": run.target, "devices": run.devices, "phases": [one._asdict() for one in found]}
+            show_fn = functools.partial(show_beside, run, found)
         elif options.config is None:
-            answer, show_fn = answer_models(options)
+            machine = machine_of(options.target.name, options.devices, options.per_process)
+            found = which_models(options.target, machine, options.filled)
+            answer = [fit._asdict() for fit in found]
+            show_fn = functools.partial(show_models, found, options.target, machine)
         else:
-            answer, show_fn = answer_plan(options, console)
+            for note in options.config.notes.splitlines():
+                console.log(note)
+            plan = make_plan(options, console)
+            answer, show_fn = as_json(plan), functools.partial(show, plan)
         if is_json:
             print(json.dumps(answer), flush=True)
         else:
             show_fn(console)
-
-
-def answer_plan(options: PlanOptions, console: Console) -> Answer:
-    for note in options.config.notes.splitlines():
-        console.log(note)
-    plan = make_plan(options, console)
-    return as_json(plan), functools.partial(show, plan)
-
-
-def answer_measured(workdir: str) -> Answer:
-    run = open_run(workdir)
-    found = beside(run)
-    report = {"target": run.target, "devices": run.devices, "phases": [one._asdict() for one in found]}
-    return report, functools.partial(show_beside, run, found)
-
-
-def answer_models(options: PlanOptions) -> Answer:
-    machine = machine_of(options.target.name, options.devices, options.per_process)
-    found = which_models(options.target, machine, options.filled)
-    return [fit._asdict() for fit in found], functools.partial(show_models, found, options.target, machine)
 
 
 if __name__ == "__main__":

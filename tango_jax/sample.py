@@ -45,13 +45,6 @@ RANGES = {"temperature": TEMPERATURE, "top_p": SHARE_ABOVE_ZERO, "max_new": COUN
           "seed": SEED}
 
 
-def open_sampler(role: str, name: str, args: argparse.Namespace) -> CheckpointSampler:
-    settings = CheckpointSamplerSettings(
-        getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype
-    )
-    return open_checkpoint_sampler(role, name, settings)
-
-
 class Response(NamedTuple):
     text: str
     num_tokens: int
@@ -188,7 +181,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             checked_question(args.question)
         hosts.check_devices()
         names = {"generator": args.checkpoint, "verifier": args.verifier or args.checkpoint}
-        samplers = {role: open_sampler(role, name, args) for role, name in names.items()}
+        samplers = {role: open_checkpoint_sampler(role, name, CheckpointSamplerSettings(
+            getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype))
+            for role, name in names.items()}
         if args.question is not None:  # before the weights are read
             question_prompt(Problem("the question", args.question, ""), *samplers.values())
         for role, sampler in samplers.items():

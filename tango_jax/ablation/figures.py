@@ -15,7 +15,6 @@ from tango_jax.tracking.evaluations import Evaluation
 from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, has_interval
 from tango_jax.tracking.learning_curve import (
     Arms,
-    Curves,
     Pairs,
     Settings,
     band_of_difference,
@@ -61,7 +60,9 @@ def _curves(task: str, setting: str, arms: Arms) -> Figure:
     looks, drawn, baseline = looks_of(arms), {}, outcome_only(arms)
     pairs = pairs_of(*(arms.get(arm, {}) for arm in (DEFAULT_ARM, baseline)))
     is_compared = bool(pairs.units)
-    title = f"{heading(task, setting, arms)}\n{_shaded(*arms.values())}"
+    kinds = {"95 % interval (t)" if has_interval(list(curves)) else "range of the starts or runs"
+             for curves in arms.values()}
+    title = f"{heading(task, setting, arms)}\nshaded: {' or '.join(sorted(kinds))}"
     figure = make_figure(title, WIDTH + 2.0 * is_compared, HEIGHT + 0.4)
     steps, tokens, *ahead = figure.subplots(1, 2 + is_compared)
     for arm in reversed(arms):  # the first arm is drawn last, on top
@@ -88,8 +89,3 @@ def _draw_ahead(axes: Axes, pairs: Pairs, look: Look, baseline: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     shade = "95 % interval (t)" if len(pairs.units) >= MIN_FOR_INTERVAL else "range"
     axes.set_title(f"mean over {pairs.span} steps {difference_text(pairs)}\nshaded: {shade}", fontsize=8)
-
-
-def _shaded(*arms: Curves) -> str:
-    kinds = {"95 % interval (t)" if has_interval(list(curves)) else "range of the starts or runs" for curves in arms}
-    return f"shaded: {' or '.join(sorted(kinds))}"

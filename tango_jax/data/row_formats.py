@@ -60,7 +60,8 @@ def _read_math(fields: Fields) -> Content:
     fields = {str(key).lower(): value for key, value in fields.items()}
     refuse_left_out(fields)
     question = text_of(fields, "problem" if fields.get("question") is None and "problem" in fields else "question")
-    return question, answer_text(value_of(fields, "answer")), _level(fields.get("level"))
+    level = re.fullmatch(r"(?:Level )?(\d)", str(fields.get("level")))  # MATH's difficulty, 1 to 5; 0: there is none
+    return question, answer_text(value_of(fields, "answer")), int(level[1]) if level else 0
 
 
 def _read_gsm8k(fields: Fields) -> Content:
@@ -142,12 +143,6 @@ def _user_turn(prompt: Any) -> str:
     if not turns or not isinstance(turns[0], str):
         raise BadRow(f"'prompt' must be a list of chat messages with a user turn, not {shortened(prompt)}")
     return turns[0]
-
-
-def _level(value: Any) -> int:
-    """MATH's difficulty, 1 to 5, from a number or `Level 3`; 0 if there is none."""
-    digits = re.fullmatch(r"(?:Level )?(\d)", str(value))
-    return int(digits[1]) if digits else 0
 
 
 ROW_FORMATS = {

@@ -60,7 +60,9 @@ def _rows_of_file(path: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]
     if start.startswith(_PARQUET_MAGIC):
         yield from _parquet_rows(path, label)
     elif start.startswith(b"["):
-        yield from _json_list_rows(path, label)
+        for number, value in enumerate(_parse_json(path.read_bytes(), label), 1):
+            where = f"{label}, row {number}"
+            yield where, _as_object(value, where)
     else:
         yield from _json_lines_rows(path, label)
 
@@ -91,12 +93,6 @@ def _json_or_none(text: bytes) -> Any:
         return json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return None
-
-
-def _json_list_rows(path: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, value in enumerate(_parse_json(path.read_bytes(), label), 1):
-        where = f"{label}, row {number}"
-        yield where, _as_object(value, where)
 
 
 def _parquet_rows(path: Path, label: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -59,15 +59,12 @@ def write_tables(out: Path, introduction: str, results: Sequence[SetResult], con
     texts = (markdown(introduction, results, means), csv_text(results, means))
     for name, text in zip(TABLES, texts, strict=True):
         write_atomically(out / name, text)
-    console.table("percent, with 95 % intervals", ("set", *SUMMARY.values()), [_summary_row(one) for one in results])
+    found = [(one.name, {metric.name: metric.estimate for metric in one.metrics}) for one in results]  # ascending k
+    rows = [(name, *(percent(estimates.get(metric)) for metric in SUMMARY)) for name, estimates in found]
+    console.table("percent, with 95 % intervals", ("set", *SUMMARY.values()), rows)
     console.log("files:")
     for name in (*TABLES, "rows"):
         console.log(f"  {out / name}")
-
-
-def _summary_row(result: SetResult) -> list[str]:
-    found = {metric.name: metric.estimate for metric in result.metrics}  # metrics ascend in k
-    return [result.name, *(percent(found.get(name)) for name in SUMMARY)]
 
 
 def markdown(introduction: str, results: Sequence[SetResult], averages: Sequence[Metric]) -> str:

@@ -19,7 +19,8 @@ def matches_text(gold: str, answer: str) -> bool:
     gold_items, items = _items(gold), _items(answer)
     if len(gold_items) != len(items) or not any(items):
         return False
-    return all(_same_item(*pair) for pair in zip(gold_items, items, strict=True))
+    return all(gold == item or ((number := _number(gold)) is not None and number == _number(item))
+               for gold, item in zip(gold_items, items, strict=True))
 
 
 def _items(text: str) -> list[str]:
@@ -34,13 +35,6 @@ def _plain(text: str) -> str:
     if len(text) > 1 and text[0] == text[-1] == "$":
         text = text[1:-1].strip()
     return _ARTICLE.sub("", text, count=1) if _ARTICLE.match(text) else text
-
-
-def _same_item(gold: str, item: str) -> bool:
-    gold_number, number = _number(gold), _number(item)
-    if gold_number is not None and number is not None:
-        return gold_number == number
-    return gold == item
 
 
 def _number(text: str) -> Decimal | None:

@@ -52,7 +52,8 @@ class WorkerPool:
         stall_s: float | None = None,
     ):
         """`limit_s` and `deadline_s` are processor time, `stall_s` is wall-clock time."""
-        self.size = min(DEFAULT_MAX_WORKERS, _num_cpus()) if size is None else size
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.size = min(DEFAULT_MAX_WORKERS, cpus) if size is None else size
         if self.size < 1 or int(limit_s) != limit_s or not 0 < limit_s < deadline_s:
             raise ValueError(
                 f"grading pool: size={self.size}, limit_s={limit_s}, deadline_s={deadline_s}; "
@@ -208,10 +209,6 @@ class _Batch:
             self.queue.append(pair)  # after the others, because most retried pairs fail again
         else:
             self.replies[pair] = last_reply
-
-
-def _num_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _import_path() -> list[str]:

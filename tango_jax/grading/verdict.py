@@ -89,7 +89,9 @@ def _format_score(
         score -= NO_BLOCKS_PENALTY
     elif num_judged != num_steps and generator_format_score >= MIN_GENERATOR_FORMAT - 1e-9:
         score -= WRONG_COUNT_PENALTY
-    if _has_text_outside_blocks(first_block(text, "step_verification")):
+    section = first_block(text, "step_verification")
+    edges = [0, *(edge for span in find_blocks(section, "step") for edge in span), len(section)]
+    if any(section[start:end].strip() for start, end in zip(edges[::2], edges[1::2], strict=True)):
         score -= STRAY_TEXT_PENALTY
     return clamp_score(score)
 
@@ -103,8 +105,3 @@ def _final_section_start(text: str) -> int | None:
         return None
     rest = text[section_end + len(_SECTION_CLOSE) :].lstrip()
     return len(text) - len(rest) if rest.startswith(_FINAL_OPEN) else None
-
-
-def _has_text_outside_blocks(section: str) -> bool:
-    edges = [0, *(edge for span in find_blocks(section, "step") for edge in span), len(section)]
-    return any(section[start:end].strip() for start, end in zip(edges[::2], edges[1::2], strict=True))

@@ -20,9 +20,12 @@ def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
     `sample_weight_dtype` "int8" each layer matrix is int8, with output scales `<name>_scale`. Adapters are merged only
     where all is float32: rounding to bfloat16 or int8 would lose them.
     """
-    if config.lora and _merges(config):
+    if config.lora and not config.sample_weight_dtype and (
+            {config.compute_dtype, config.lora.base_dtype or config.compute_dtype} == {"float32"}):
         params, config = merge(config, params), dataclasses.replace(config, lora=None)
-    cast = _in_compute_dtype(config, params["layers"])
+    # Except int8 matrices and their scales.
+    cast = {name: leaf if leaf.dtype == jnp.int8 or name.endswith("_scale") else leaf.astype(config.compute_dtype)
+            for name, leaf in params["layers"].items()}
     for joined, names in (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up"))) if join else ():
         flat = [cast.pop(name).reshape(config.num_layers, config.width, -1) for name in names]
         cast[joined] = jnp.concatenate(flat, axis=-1)
@@ -40,17 +43,6 @@ def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
         "final_norm": params["final_norm"].astype(config.compute_dtype),
         "head_DV": head_matrix(config, params),
     }
-
-
-def _merges(config: ModelConfig) -> bool:
-    dtypes = {config.compute_dtype, config.lora.base_dtype or config.compute_dtype}
-    return dtypes == {"float32"} and not config.sample_weight_dtype
-
-
-def _in_compute_dtype(config: ModelConfig, layers: dict) -> dict:
-    """Except int8 matrices and their scales."""
-    return {name: leaf if leaf.dtype == jnp.int8 or name.endswith("_scale") else leaf.astype(config.compute_dtype)
-            for name, leaf in layers.items()}
 
 
 def apply_split_layers(

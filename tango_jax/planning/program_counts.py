@@ -23,13 +23,10 @@ def role_programs(job: Job, role: str) -> Counter[str]:
 
 def compile_seconds(counts: Mapping[str, Counter[str]], seconds: Mapping[str, float], processes: int) -> float:
     """On MOST_AT_A_TIME cores. `seconds`: of one core for each planned function."""
-
-    def total(kinds: Mapping[str, str]) -> float:
-        return sum(found[kind] * seconds.get(f"{role}/{name}", 0.0)
-                   for role, found in counts.items() for kind, name in kinds.items())
-
-    local, shared = total(_LOCAL) / MOST_AT_A_TIME, total(_SHARED)
-    return local + shared / MOST_AT_A_TIME if processes == 1 else max(local, shared)
+    local, shared = (sum(found[kind] * seconds.get(f"{role}/{name}", 0.0)
+                         for role, found in counts.items() for kind, name in kinds.items())
+                     for kinds in (_LOCAL, _SHARED))
+    return max(local / MOST_AT_A_TIME, shared) if processes > 1 else (local + shared) / MOST_AT_A_TIME
 
 
 def sampler_programs(config: SamplerConfig, group_sizes: Iterable[int]) -> Counter[str]:

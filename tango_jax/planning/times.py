@@ -153,7 +153,10 @@ def turn_times(
     batches = {name: measured[name].batches if name in measured else 1.0 for name in sampled}
     # Each call lays out the weights.
     calls = [call.prompt.role for call in job.method.rehearsals[role].calls.values()]
-    seconds = {"reshard": sum(batches[name] * reshard_seconds(times, programs[f"{name}/layout"]) for name in calls)}
+    layouts = {name: programs[f"{name}/layout"] for name in set(calls)}
+    once = {name: sum(map(times.transfer_seconds, one.collectives)) + times.read_seconds(one.output + one.argument)
+            for name, one in layouts.items()}
+    seconds = {"reshard": sum(batches[name] * once[name] for name in calls)}
     for name, phase in (("generator", "sample"), ("verifier", "verify")):
         if name in sampled:
             seconds[phase] = batches[name] * times.sampling_seconds(job.policies[name], sampled[name])
@@ -205,8 +208,3 @@ def function_flops(policy: SizedPolicy, tokens: MicroBatchShape) -> tuple[Flops,
     model, tensor = policy.model_config, policy.placement.train.shape["tensor"]
     shape = (model, tokens, tensor, model.attention)
     return score_flops(*shape), update_flops(*shape, is_chunked(tokens.scored, policy.config.logp_chunk))
-
-
-def reshard_seconds(times: TimeModel, layout: Program) -> float:
-    sent = sum(times.transfer_seconds(item) for item in layout.collectives)
-    return sent + times.read_seconds(layout.output + layout.argument)

@@ -59,14 +59,6 @@ def first_error_form(y_T: np.ndarray, ends: np.ndarray, baseline: float) -> np.n
     return value_T
 
 
-def mean_score(y: np.ndarray) -> float:
-    return float(y.mean())
-
-
-def lowest_score(y: np.ndarray) -> float:
-    return float(y.min())
-
-
 def prefix_score(y: np.ndarray) -> float:
     rejected = np.flatnonzero(y < 0)
     return (float(rejected[0]) if rejected.size else len(y)) / len(y)
@@ -74,9 +66,9 @@ def prefix_score(y: np.ndarray) -> float:
 
 # name -> (the score of a solution, what its tokens get by it)
 FORMS: Mapping[str, tuple[Callable[[np.ndarray], float], Callable[..., np.ndarray]]] = MappingProxyType({
-    "solutions": (mean_score, solutions_form),
-    "among_equals": (mean_score, solutions_form),
-    "minimum": (lowest_score, minimum_form),
+    "solutions": (np.mean, solutions_form),
+    "among_equals": (np.mean, solutions_form),
+    "minimum": (np.min, minimum_form),
     "first_error": (prefix_score, first_error_form),
 })
 

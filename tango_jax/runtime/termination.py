@@ -99,14 +99,14 @@ def release() -> None:
 def end_with_parent() -> None:
     """End as by SIGTERM once process PARENT_VARIABLE is gone, to free the workdir. Children get no such variable."""
     number = os.environ.pop(PARENT_VARIABLE, "")
+
+    def wait() -> None:
+        while str(os.getppid()) == number:  # an orphan gets another parent
+            time.sleep(PARENT_POLL_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
     if number:
-        threading.Thread(target=_wait_for_orphanhood, args=(number,), name="parent", daemon=True).start()
-
-
-def _wait_for_orphanhood(number: str) -> None:
-    while str(os.getppid()) == number:  # an orphan gets another parent
-        time.sleep(PARENT_POLL_S)
-    os.kill(os.getpid(), signal.SIGTERM)
+        threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def _write(message: str) -> None:

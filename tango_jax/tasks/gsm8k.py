@@ -44,7 +44,8 @@ def gsm8k_verifier_example(row: dict[str, Any], seed: int, index: int) -> Verifi
         for position in map(int, rng.permutation(len(worked.lines))):
             mistaken = _with_mistake(worked, position, row["question"], rng)
             if mistaken is not None:
-                remarks = {position: _remark_on(worked.lines[position], mistaken.lines[position])}
+                mark, wrong = _result_mark(worked.lines[position]), _result_mark(mistaken.lines[position])
+                remarks = {position: f"{mark[1].strip()} = {mark[2].strip()}, not {wrong[2].strip()}."}
                 worked, wrong_position = mistaken, position
                 break
     is_right = tuple(position != wrong_position for position in range(len(worked.lines)))
@@ -63,11 +64,6 @@ def _worked(row: dict[str, Any]) -> _Worked:
 def _solution_text(worked: _Worked) -> str:
     steps = "".join(f"<step>{_MARK.sub('', line)}</step>\n" for line in worked.lines)
     return f"<think>\n{steps}</think>\n<answer>\\boxed{{{worked.answer}}}</answer>"
-
-
-def _remark_on(line: str, mistaken: str) -> str:
-    mark, wrong = _result_mark(line), _result_mark(mistaken)
-    return f"{mark[1].strip()} = {mark[2].strip()}, not {wrong[2].strip()}."
 
 
 def _result_mark(line: str) -> re.Match | None:

@@ -171,7 +171,12 @@ def make_chat(
     if not template:
         raise ValueError(f"{source} has no chat template: use raw prompts, or the instruction-tuned model's tokenizer")
     renderer = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special_tokens)
-    wrap_fn = functools.partial(_render, renderer)
+
+    def wrap_fn(text: str) -> str:
+        messages = [{"role": "user", "content": text}]
+        return renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
+                                            date_string=CHAT_DATE)
+
     try:
         text = wrap_fn("question")
     except Exception as error:  # a template is a program: it can fail in any way
@@ -197,11 +202,6 @@ def _chat_of_folder(folder: Path, settings: dict, backend: tokenizers.Tokenizer)
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = {name: text for name in names if (text := _token_text(settings.get(name)))}
     return make_chat(backend, _chat_template(folder, settings), special, str(folder))
-
-
-def _render(renderer, text: str) -> str:
-    messages = [{"role": "user", "content": text}]
-    return renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, date_string=CHAT_DATE)
 
 
 def _token_bytes(backend: tokenizers.Tokenizer, vocab_size: int, source: str) -> tuple[bytes, ...]:

@@ -23,7 +23,9 @@ class MetricsWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered: a failed write is not retried when the file is closed.
         self._file = open(self._path, "a+b", buffering=0)
-        self._size = _whole_lines(self._path) if resume_at is None else check_resume(self._path, resume_at)
+        # Up to the last newline: a line cut off by a kill must not be joined with the next one.
+        whole_lines = self._path.read_bytes().rfind(b"\n") + 1
+        self._size = whole_lines if resume_at is None else check_resume(self._path, resume_at)
         self._file.truncate(self._size)
 
     def write(self, step: int, phase: str, metrics: dict[str, Any]) -> None:
@@ -119,11 +121,6 @@ def _scalar(name: str, value: Any) -> Any:
     value = json_value(value)
     assert value is None or isinstance(value, (bool, int, float, str)), f"metric {name} is not a scalar: {value!r}"
     return value
-
-
-def _whole_lines(path: Path) -> int:
-    """Bytes up to the last newline: a line cut off by a kill must not be joined with the next one."""
-    return path.read_bytes().rfind(b"\n") + 1
 
 
 def check_log(directory: Path, restored: Restored | None, save_every: int) -> None:
