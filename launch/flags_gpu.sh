@@ -25,8 +25,9 @@ flags=(
     --xla_gpu_all_gather_combine_threshold_bytes=1073741824
     --xla_gpu_all_reduce_combine_threshold_bytes=1073741824
     --xla_gpu_reduce_scatter_combine_threshold_bytes=134217728
-    # CUDA graphs: a decode step is many short kernels, whose launches would take longer than they do.
-    "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUDNN,CUSTOM_CALL"
+    # CUDA graphs: a decode step is many short kernels, whose launches would take longer than they do. Autotuning gives
+    # some products to cublasLt, and one that is not in the list breaks a graph.
+    "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL"
 )
 export XLA_FLAGS="${flags[*]} ${XLA_FLAGS:-}"
 unset flags

@@ -26,7 +26,7 @@ STALL_FACTOR = 24  # deadlines of wall-clock time; a worker that got 1/24 of a c
 START_LIMIT_S = 240.0  # wall-clock time; importing sympy is slow on a cold network file system or a busy machine
 MAX_FAILED_STARTS = 3
 MAX_TRIES = 2  # tries of a pair that ran out of time or whose worker was killed from outside
-DEFAULT_MAX_WORKERS = 4
+DEFAULT_MAX_WORKERS = 16
 
 
 class Reply(NamedTuple):
