@@ -186,6 +186,8 @@ class Block(nn.Module):
             narrow = collectives.copy_to_tensor(narrow, self.mesh)
         else:
             wide = collectives.copy_to_tensor(wide, self.mesh)
+        if x.shape[1] == 1:  # XLA for GPUs would join A to a copy of the frozen matrix in every step, for one product
+            x = jax.lax.optimization_barrier(x)
         out += matmul(matmul(x, wide) * jnp.asarray(lora.alpha / lora.rank, dtype), narrow)
         return checkpoint_name(out, PRODUCT)
 

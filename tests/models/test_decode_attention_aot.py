@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from support.absent_devices import absent_devices
 from tango_jax.models import decode_layers, transformer
 from tango_jax.models.decode_attention import decode_attention_of
+from tango_jax.models.lora import LoraConfig
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.sampling import decode
 from tango_jax.sampling.decode import empty_state
@@ -37,15 +38,15 @@ IN_PLACE = ("parameter", "get-tuple-element", "bitcast", "dynamic-update-slice")
 ON_CHIP = "S(1)"  # a TPU's own memory, into which XLA brings ahead what is small enough
 
 
-def compile_decode(model: ModelConfig, mesh: Mesh) -> str:
+def compile_decode(model: ModelConfig, mesh: Mesh, rows: int = B) -> str:
     """The text of the compiled loop."""
     places = decode.shardings_of(mesh, decode.state_specs())
-    state = jax.eval_shape(functools.partial(empty_state, model, SUFFIX, B, PREFIX, SUFFIX))
+    state = jax.eval_shape(functools.partial(empty_state, model, SUFFIX, rows, PREFIX, SUFFIX))
     state = jax.tree.map(
         lambda place, part: jax.tree.map(lambda leaf: leaf.update(sharding=place), part), places, state,
         is_leaf=lambda node: isinstance(node, NamedSharding),
     )
-    params = jax.eval_shape(lambda: transformer.init_params(model, jax.random.key(0)))
+    params = jax.eval_shape(lambda: transformer.init_weights(model, jax.random.key(0)))
     weights = jax.eval_shape(functools.partial(decode_layers.split_layers, model, mesh.shape["tensor"] == 1), params)
     weights = with_shardings(weights, decode_shardings(mesh, weights))
     copied = NamedSharding(mesh, P())
@@ -87,3 +88,13 @@ def test_the_cache_is_read_where_it_lies(target, wanted, rows, tensor):
         shape = {"cudnn": f"bf16[{B * K // rows // tensor},{length},1,{E}]",
                  "paged": f"bf16[1,{B * K // rows // tensor * length // 256},256,{E}]"}[wanted]
         assert sum(shape in line for line in calls) == 1, (shape, calls)
+
+
+@pytest.mark.compilers
+def test_a_frozen_matrix_is_not_copied_beside_its_adapter():
+    """XLA for GPUs makes one product of x @ W and x @ A by joining A to a copy of W, in every step."""
+    mesh = Mesh(np.array(absent_devices("h100")[:1]).reshape(1, 1), DECODE_AXES)
+    sizes = {"width": 3584, "mlp_width": 18944, "lora": LoraConfig(rank=32, alpha=32.0)}
+    text = compile_decode(dataclasses.replace(MODEL, decode_attention="xla", **sizes), mesh, rows=64)
+    made = made_arrays(text, sizes["width"] * sizes["mlp_width"])
+    assert not [line for line in made if re.search(r"= bf16\[(3584|18944),", line)]
