@@ -17,7 +17,7 @@ from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config
 from tango_jax.loop.init_from import check_init_from, sft_directory
 from tango_jax.method.load import stage_one_kind
-from tango_jax.method.own_arm import arm_name, arm_or_none
+from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import Mistakes, differences
@@ -104,35 +104,39 @@ def check_plan(plan: Plan) -> None:
 
 def _validate(cell: Cell) -> None:
     config, mistakes = cell.config.copy_and_resolve_references(), Mistakes()
-    place = f"ablation.grid, cell {cell.name}" if cell.name else ""
-    with mistakes.collected(place and f"{place}: "):
-        validate(config)
-    mistakes.raise_all()
-    kinds: dict[str, dict[str, list[str]]] = {role: {} for role in ROLES}
-    for arm in config.ablation.arms:
+    place, asked = f"ablation.grid, cell {cell.name}" if cell.name else "", tuple(config.ablation.arms)
+    # By the kinds of the generator's start and the verifier's. An arm without a verifier goes with any other.
+    groups: dict[tuple[str, ...], list[str]] = {}
+    kinds: dict[str, tuple[str, ...]] = {}
+    for arm in asked or (config.arm,):
         config.arm = arm
-        with mistakes.collected(place and f"{place}, arm {arm}: "):
+        with mistakes.collected(place and f"{place}{f', arm {arm}' * bool(kinds)}: "):
             validate(config)
-        judges = (record := arm_or_none(config)) is None or record.uses_verifier
-        for role in ROLES if judges else ROLES[:1]:
-            kinds[role].setdefault(_start_kind(cell, arm, role), []).append(arm)
-    for found in kinds.values():
-        axis = {"stage_one": {arm_name(arms[0]): {"ablation.arms": tuple(arms)} for arms in found.values()}}
-        differ = "start from different weights" if "one_policy" in found else "learn different prompts in stage 1"
-        mistakes.require(len(found) <= 1, f"{place and f'{place}: '}ablation.arms: "
-                         f"{' and '.join(arms[0] for arms in found.values())} {differ}, so their runs are no pairs: "
-                         f"add the axis {axis} to ablation.grid, and compare them with --figures and --against")
         mistakes.raise_all()
+        kinds[arm] = tuple(_start_kind(cell, arm, role) for role in ROLES[: 1 + arm_of(config).uses_verifier])
+    for arm, kind in sorted(kinds.items(), key=lambda item: -len(item[1])):
+        groups.setdefault(next((key for key in groups if key[: len(kind)] == kind), kind), []).append(arm)
+    found = sorted((sorted(arms, key=asked.index) for arms in groups.values()), key=lambda arms: asked.index(arms[0]))
+    axis = {"stage_one": {arm_name(arms[0]): {"ablation.arms": tuple(arms)} for arms in found}}
+    is_one = any("one_policy" in kind for key in groups for kind in key)
+    differ = "start from different weights" if is_one else "learn different prompts in stage 1"
+    mistakes.require(len(found) <= 1, f"{place and f'{place}: '}ablation.arms: "
+                     f"{' and '.join(arms[0] for arms in found)} {differ}, so their runs are no pairs: add the axis "
+                     f"{axis} to ablation.grid, and compare them with --figures and --against")
+    mistakes.raise_all()
 
 
 def _start_kind(cell: Cell, arm: str, role: str) -> str:
-    """In arms of one kind a role starts alike: from one stage 1, from the same part of another run's, or from a
-    checkpoint."""
-    kind = stage_one_kind(cell.config, arm, (role,))
-    if cell.stage_one is not None:
-        return kind
-    takes_part = any(cell.config[role].init_from or _has_two_policies(cell.config[role].checkpoint) for role in ROLES)
-    return "one_policy" if takes_part and kind.startswith("one_policy") else ""
+    """In arms of one kind a role starts alike."""
+    generator, verifier = (cell.config[name] for name in ROLES)
+    kind = stage_one_kind(cell.config, arm, (role,)).split(",")
+    # One policy's generator goes on with the verifier's stage 1, and its verifier starts where its generator does.
+    differs = bool(verifier.sft.steps or verifier.init_from)
+    if role == "verifier":
+        differs |= bool(generator.sft.steps or generator.init_from) or not generator.checkpoint
+        differs |= generator.adapter != verifier.adapter or _has_two_policies(generator.checkpoint)
+    further = [name for name in kind if name != "one_policy" and cell.stage_one is not None]
+    return ",".join(["one_policy"] * (differs and "one_policy" in kind) + further)
 
 
 def _has_two_policies(checkpoint: str) -> bool:

@@ -11,7 +11,6 @@ from tango_jax.tracking.known_arms import known_names, record_of
 from tango_jax.tracking.learning_curve import (
     LEVEL,
     Arms,
-    Curve,
     Curves,
     Pairs,
     Reached,
@@ -155,7 +154,8 @@ def _arms_table(arms: Arms) -> list[str]:
                   "verifier step F1, end", "outcome F1, end", "step F1 on live solutions, sampled"))
     for arm, curves in cut.items():
         steps = measured(curves, steps_to) if trains_generator(arm) else {}
-        tokens = measured(curves, _thousands_to) if trains_generator(arm) else {}
+        tokens = measured(curves, tokens_to) if trains_generator(arm) else {}
+        tokens = {unit: found._replace(x=found.x / 1000) for unit, found in tokens.items()}
         reached = f"{sum(found.is_reached for found in steps.values())} of {len(steps)}" if steps else ""
         accuracy = [_mean(measured(curves, mean_accuracy)), _mean(_last(curves, "accuracy"))]
         scores = [_score(curves, name) for name in ("verifier_step_f1", "verifier_outcome_f1")]
@@ -163,11 +163,6 @@ def _arms_table(arms: Arms) -> list[str]:
                            *scores, _live(curves)]))
     ends = ends_text({arm: whole[arm] for arm in same}, span)
     return [*filter(None, [ends]), "\n".join(lines)]
-
-
-def _thousands_to(curve: Curve) -> Reached:
-    found = tokens_to(curve)
-    return found._replace(x=found.x / 1000)
 
 
 def _comparisons(arms: Arms) -> list[str]:

@@ -177,7 +177,10 @@ def parse_command_line(
             print_config(config)
         with mistakes.collected():
             if config is not None:
-                validate(config)
+                tried = config.copy_and_resolve_references()
+                if command == "ablate":  # it runs these, and not config.arm
+                    tried.arm = next(iter(config.ablation.arms), config.arm)
+                validate(tried)
         mistakes.raise_all()
     if options.print_config:
         sys.exit(0)

@@ -150,9 +150,10 @@ def _check(config: ConfigDict, method: Method) -> None:
         f"{rl.judge} change tango.solve, and the generator's turn of {shown} does not use it: build the turn on "
         "tango_jax.method.trust.solve, or set rl.trust=() and rl.judge=all",
     )
-    steps_count = is_own or "generator/step_rewarded_share" in getattr(rehearsals.get("generator"), "metrics", ())
-    if steps_count:
-        _check_step_rewards(config, mistakes)
+    if "generator" in rehearsals:
+        lesson = rehearsals["generator"].example[1]
+        if lesson.step_rewards or "steps" in lesson.terms:
+            _check_step_rewards(config, mistakes)
     mistakes.raise_all()
 
 

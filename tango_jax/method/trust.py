@@ -35,11 +35,8 @@ SHARE_RIGHT = 0.05  # of solutions, for the F1 score
 
 
 class Evidence(NamedTuple):
-    """Judgements of graded solutions, decayed from turn to turn; saved with every checkpoint.
-
-    In the generator's turns several verifications of a solution count as one, by their mean. In the verifier's turns
-    each counts.
-    """
+    """Judgements of graded solutions, decayed from turn to turn; saved with every checkpoint. Several verifications of
+    a solution count as one in the generator's turns, by their mean; in the verifier's turns each counts."""
 
     # Of the generator's turns: steps of right solutions, and those that are rejected.
     right_steps: float = 0.0

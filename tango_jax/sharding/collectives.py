@@ -31,17 +31,13 @@ def over_shards(fn: Callable, mesh: Mesh | None, out_specs: P) -> Callable:
         rows = jax.tree.map(lambda leaf: P(BATCH_AXES) if leaf.ndim else P(), micro)
 
         def on_device(params: dict, micro: Batch) -> Any:
-            # Here, so that their gradients are summed over rows once, as stored.
-            return fn(jax.tree.map(_used_by_rows, params, stored), micro)
+            # For rows that differ between devices: here, so that gradients are summed over rows once, as stored.
+            return fn(jax.tree.map(lambda param, place: jax.lax.pcast(
+                param, tuple(name for name in BATCH_AXES if name not in place), to="varying"), params, stored), micro)
 
         return jax.shard_map(on_device, mesh=mesh, in_specs=(stored, rows), out_specs=out_specs)(params, micro)
 
     return sharded
-
-
-def _used_by_rows(param: jax.Array, stored: P) -> jax.Array:
-    """The parameter for rows that differ between devices: its gradient is summed over them."""
-    return jax.lax.pcast(param, tuple(name for name in BATCH_AXES if name not in stored), to="varying")
 
 
 def sum_over_rows(values: Any, mesh: Mesh | None) -> Any:

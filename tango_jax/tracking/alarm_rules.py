@@ -63,10 +63,16 @@ def recent_turns(rows: Sequence[dict], role: str, count: int) -> list[dict]:
     return [row for row in rows if (row.get("phase") == "generator") == (role == "generator")][-count:]
 
 
+def is_over(rows: Sequence[dict], role: str, count: int) -> bool:
+    """Whether a role's training has probably ended: no turn for longer than ever before, and for 4 x `count` turns."""
+    steps = [row["step"] for row in rows if (row.get("phase") == "generator") == (role == "generator")]
+    return bool(steps) and rows[-1]["step"] - steps[-1] > max([4 * count, *np.diff(steps)])
+
+
 def means_over_turns(rows: Sequence[dict], role: str, names: Sequence[str], count: int) -> list[float] | None:
     """The means of metrics over the last `count` turns of a role. A turn that lacks one is left out. None if half of
     the turns do: older ones say nothing of today."""
-    turns = recent_turns(rows, role, count)
+    turns = [] if is_over(rows, role, count) else recent_turns(rows, role, count)
     found = [[row[name] for name in names] for row in turns if all(row.get(name) is not None for name in names)]
     return np.mean(found, axis=0).tolist() if len(turns) == count and 2 * len(found) > count else None
 
@@ -295,6 +301,8 @@ def _step_count(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | 
     )
 
 
+OF_UPDATES = (("logprob_gap", _logprob_gap), ("reference", _reference), ("kl", _kl), ("entropy", _entropy),
+              ("standing_still", _standing_still))
 RULES: dict[str, Rule] = {
     "generator/step_count": _step_count,
     "verifier/one_verdict": _one_verdict,
@@ -303,13 +311,6 @@ RULES: dict[str, Rule] = {
     "grader/failures": _grader,
 } | {
     f"{role}/{name}": partial(rule, role)
-    for name, rule in (
-        ("logprob_gap", _logprob_gap),
-        ("reference", _reference),
-        ("kl", _kl),
-        ("entropy", _entropy),
-        ("truncation", _truncation),
-        ("standing_still", _standing_still),
-    )
+    for name, rule in (*OF_UPDATES, ("truncation", _truncation))
     for role in ROLES
 }

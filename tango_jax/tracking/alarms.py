@@ -7,7 +7,8 @@ with which it clears. Alarms depend on the rows of metrics.jsonl alone: resumed 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from tango_jax.tracking.alarm_rules import LIMITS, RULES, Limits
+from tango_jax.config import ROLES
+from tango_jax.tracking.alarm_rules import LIMITS, OF_UPDATES, RULES, Limits, is_over
 from tango_jax.tracking.metrics import TURN_PHASES
 
 
@@ -33,8 +34,9 @@ def check(rows: Sequence[dict], ringing: Collection[str] = (), limits: Limits = 
     Those in `ringing`, active at the row before, clear once their value is inside the limit by `Limits.margin`.
     """
     found = []
+    over = {f"{role}/{name}" for role in ROLES if is_over(rows, role, limits.window) for name, _ in OF_UPDATES}
     for name, rule in RULES.items():
-        finding = rule(rows, limits, limits.margin if name in ringing else 1.0)
+        finding = None if name in over else rule(rows, limits, limits.margin if name in ringing else 1.0)
         if finding is not None:
             found.append(Alarm(name, *finding))
     return found

@@ -27,6 +27,7 @@ from tango_jax.runtime.checks import cut, local_path
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.process import LIBRARIES, process_facts
 from tango_jax.runtime.user_code import Source, is_user_code, sources
+from tango_jax.tasks.registry import teaches_further_prompts
 from tango_jax.text.templates import is_template_file
 from tango_jax.weights.from_hf import resolve_folder
 from tango_jax.weights.source import kind_of
@@ -70,8 +71,8 @@ def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
     check_method(config, workdir)
     files = {}
     hosts.in_first(lambda: files.update(_user_files(config)))
-    method = load_method(config)
-    further = {role: [prompt.name for prompt in method.further_prompts(role)] for role in ROLES}
+    method, is_taught = load_method(config), teaches_further_prompts(config)
+    further = {role: [prompt.name for prompt in method.further_prompts(role) if is_taught] for role in ROLES}
     arm = stored_arm(config.arm) | {"further_prompts": further}
     provenance = Provenance(process_facts(), files, _weights(config), arm)
     if hosts.is_first() and _is_begun(workdir) and (stored := read_provenance(workdir)):

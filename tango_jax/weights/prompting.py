@@ -69,8 +69,8 @@ def read_prompting(folder: Path, other_role: str = "") -> Prompting | None:
         raise ValueError(f"{path} and {text.name} beside it cannot be read ({error}): export the run again, or "
                          "remove both and say how the model is prompted (--template, --use_chat)") from error
     numbers = (found.max_prompt, found.max_new_tokens, found.min_steps)
-    if not isinstance(found.use_chat, bool) or not all(type(number) is int for number in numbers) or min(
-            *numbers[:2], found.min_steps + 1) < 1:
+    if not isinstance(found.use_chat, bool) or not all(
+            type(number) is int and number >= least for number, least in zip(numbers, (1, 1, 0), strict=True)):
         raise ValueError(f"{path} has use_chat={found.use_chat!r}, max_prompt, max_new_tokens and min_steps={numbers}; "
                          "these are true or false, and whole numbers above 0 (of steps from 0 on): export it again")
     return found

@@ -13,7 +13,7 @@ from tango_jax.ablation.against import compare
 from tango_jax.ablation.figures import learning
 from tango_jax.ablation.grid import NOT_IN_STAGE_ONE, make_cells, stage_one_facts
 from tango_jax.ablation.planned_runs import make_plan
-from tango_jax.cli.command_line import load_config
+from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import stored_config, with_settings
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config, flatten
@@ -157,8 +157,32 @@ def test_a_verifier_that_is_not_used_sets_no_arm_apart(tmp_path):
     plan = make_plan(tiny({}, "ablation.arms=('grpo', 'taught_verifier')"), tmp_path)
     stages = {run.arm: run.stage_one.folder for run in plan.runs}
     assert stages == {"grpo": tmp_path, "taught_verifier": tmp_path / "stage_one" / "shared,informed"}
+    arms = "ablation.arms=('grpo', 'self_verify')"
     with pytest.raises(ValueError, match="grpo and self_verify start from different weights"):
-        make_plan(tiny({}, "ablation.arms=('grpo', 'self_verify')"), tmp_path)
+        make_plan(tiny({}, arms), tmp_path)
+    make_plan(tiny({}, arms, "verifier.sft.steps=0"), tmp_path)  # one policy has the generator's stage 1 alone, too
+
+
+def test_the_axis_that_a_refusal_advises_has_every_arm(tmp_path):
+    with pytest.raises(ValueError, match=r"""'tango': \{'ablation.arms': \('tango', 'grpo'\)\}, 'taught_verifier': """):
+        make_plan(tiny({}, "ablation.arms=('tango', 'grpo', 'taught_verifier')"), tmp_path)
+
+
+def test_one_policy_from_scratch_starts_its_verifier_elsewhere(tmp_path):
+    """From the generator's random weights; two policies have two draws."""
+    settings = [f"{role}.sft.steps=0" for role in ROLES]
+    with pytest.raises(ValueError, match="tango and self_verify start from different weights"):
+        make_plan(tiny({}, "ablation.arms=('tango', 'self_verify')", *settings), tmp_path)
+
+
+def test_settings_are_checked_for_the_arms_of_the_experiment(tmp_path):
+    """`arm` is tango, whose step rewards cannot follow the signal under dynamic sampling."""
+    settings = ["rl.alpha_schedule=signal", "rl.dynamic_sampling=1"]
+    make_plan(tiny({}, "ablation.arms=('grpo',)", *settings), tmp_path)
+    argv = [f"--config={CONFIGS / 'tiny.py'}", "--config.ablation.arms=('grpo',)", f"--workdir={tmp_path / 'run'}"]
+    parse_command_line("ablate", "", [*argv, *(f"--config.{setting}" for setting in settings)], "runs/x")
+    with pytest.raises(ValueError, match="alpha_schedule=signal follows"):
+        make_plan(tiny({}, "ablation.arms=('grpo', 'tango')", *settings), tmp_path)
 
 
 def test_the_verifiers_stage_one_of_one_policy_has_the_generators_prompts(tmp_path):

@@ -150,6 +150,14 @@ def test_one_policy_starts_after_all_of_one_policys_stage_one(source, tmp_path):
     check_init_from(load_config(TINY, [*settings, f"verifier.init_from={workdir}"]))
 
 
+def test_a_stage_one_that_could_not_teach_a_prompt_is_not_said_to_have_it(tmp_path, monkeypatch):
+    """A user's task without further examples, whatever the arm asks for."""
+    monkeypatch.setattr("tango_jax.tracking.provenance.teaches_further_prompts", lambda config: False)
+    store_arm(tmp_path, "second_try")
+    config = load_config(TINY, ["arm=second_try"])
+    assert what_it_lacks(config, ["generator"], str(tmp_path)).startswith(", which has no examples of second_try")
+
+
 @pytest.mark.parametrize("old, here, roles, said", [
     ("meta_judged", "taught_verifier", ["verifier"], ", which has no examples of informed"),
     ("taught_verifier", "taught_verifier", ["verifier"], ""),

@@ -371,6 +371,13 @@ def test_settings_of_trust_need_a_turn_that_takes_them(tmp_path):
     assert "generator/judged_share" in method.rehearsals["generator"].metrics
 
 
+def test_settings_of_step_rewards_are_no_matter_of_a_turn_without_them(tmp_path):
+    without = USUAL + "return Lesson(solutions, reward, {'outcome': (1.0, t.algorithm.outcome(reward, solutions))}, {})"
+    load_method(written(tmp_path, without, **{"rl.alpha_final": "0.0"}))
+    with pytest.raises(ValueError, match="exponential alpha schedule cannot start or end at 0"):
+        load_method(written(tmp_path, "return tango.solve(t)", **{"rl.alpha_final": "0.0"}))
+
+
 @pytest.mark.parametrize("count, settings, message", [
     ("1", {}, r"^generator\.loss\.algorithm=grpo compares the responses to a prompt, and the turn takes only one"),
     ("4", {"rl.samples_per_prompt": "1", "verifier.loss.algorithm": "reinforce_pp"}, ""),

@@ -183,6 +183,17 @@ def test_the_alarm_names_what_the_arm_rewards():
     assert "verifier/reward/correctness is 1.00, verifier/reward/quality is 0.00" in alarm.seen
 
 
+@pytest.mark.parametrize("warmup, later, rings", [(20, 19, True), (20, 21, False), (0, 19, True)])
+def test_alarms_of_a_role_end_when_it_is_trained_no_more(warmup, later, rings):
+    rows = run_of({"verifier/groups_without_signal": 1.0, "verifier/truncation_rate": 0.9}, turns=warmup or 5)
+    rows = [row | {"phase": "warmup"} for row in rows]
+    quiet = {name: None for name in rows[0] if name.startswith("verifier/")} | {"phase": "generator"}
+    rows += [row | quiet for row in run_of({}, turns=later)]
+    rows = [row | {"step": step} for step, row in enumerate(rows, 1)]
+    found = {name for name in names(rows) if name.startswith("verifier/")}
+    assert found == ({"verifier/standing_still", "verifier/truncation"} if rings else set())
+
+
 def test_a_verifier_with_a_teacher_does_not_stand_still():
     assert names(run_of({"verifier/groups_without_signal": 1.0, "verifier/teacher_kl": 0.1})) == set()
 
