@@ -298,6 +298,7 @@ def test_its_runs_are_reported_by_cell(grid):
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_cells_can_be_added_and_what_fails_does_not_lose_the_others(grid, tiny_train):
     """The new cell diverges in its first turn. (A learning rate of 1e30 in the generator's update.)"""
     bad = {"generator.optimizer.lr": 1e30, "ablation.seeds": (4,)}

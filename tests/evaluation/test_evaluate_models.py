@@ -92,6 +92,7 @@ def test_a_kill_changes_nothing(whole, environment, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_two_processes_share_the_work(whole, environment, tmp_path):
     """The same files as one process writes, though each solves and judges other shards; the first writes the tables."""
     flags, wanted = whole

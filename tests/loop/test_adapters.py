@@ -256,6 +256,7 @@ def test_another_run_takes_the_adapters_of_stage_one(model, whole, tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_a_full_stage_one_is_the_base_of_what_follows(tmp_path):
     few_programs = ("mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()", "sft.steps=2")
     settings = ["arm=grpo", "rl.generator_steps=2"] + [f"{role}.{setting}" for role in ROLES for setting in (
@@ -478,8 +479,9 @@ def one_policy(model):
 
 @pytest.mark.long
 @pytest.mark.parametrize("said, rank, stopped_in", [
-    ("verifier.adapter=generator", RANK, "stage 1"), ("arm=self_verify", RANK, "stage 2"),
-    ("arm=no_labels", 0, "stage 2")])
+    ("verifier.adapter=generator", RANK, "stage 1"),
+    pytest.param("arm=self_verify", RANK, "stage 2", marks=pytest.mark.release),
+    pytest.param("arm=no_labels", 0, "stage 2", marks=pytest.mark.release)])
 def test_both_roles_can_be_one_policy(model, one_policy, tmp_path, said, rank, stopped_in):
     """Turns of either role change what both sample with; a resumed run is the same; a checkpoint holds it once."""
     config, policies = config_of(model, said, *ranks(rank)), one_policy(rank)

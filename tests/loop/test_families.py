@@ -25,7 +25,8 @@ SMALL = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name if name == "gemma3_text" else pytest.param(name, marks=pytest.mark.release)
+                                  for name in FAMILIES])
 def test_a_folder_and_a_file_of_problems_make_a_run(name, tmp_path, monkeypatch):
     monkeypatch.setattr(own_problems, "this_machine", lambda config: ROOMY_CPU)
     # A layer of each kind; tests/models/test_families.py has patterns that repeat.

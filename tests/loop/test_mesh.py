@@ -231,6 +231,7 @@ def test_a_lost_coordinator_ends_the_job_and_a_restart_resumes(mesh_train, laid_
     assert attempts[-1]["command"].startswith("python -m tango_jax.train --config=configs/tiny.py")
 
 
+@pytest.mark.release
 def test_another_lost_process_ends_the_job_and_one_process_resumes(mesh_train, base, tmp_path, abstract_states):
     workdir = tmp_path / "run"
     assert_lost(interrupted(mesh_train, workdir, base, 1, signal.SIGKILL), 1, workdir)

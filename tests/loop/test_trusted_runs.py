@@ -125,6 +125,7 @@ def test_the_dump_says_which_solutions_were_judged(folder, train):
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_practice_goes_on_with_what_was_counted(folder, train):
     config = config_of("rl.practice=half_right", "task.verifier_words=(1,2)", "rl.generator_steps=9")
     train(config, folder / "practice")
@@ -139,6 +140,7 @@ def test_practice_goes_on_with_what_was_counted(folder, train):
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_a_warm_up_that_ends_sooner_leaves_the_later_turns_their_numbers(folder, train, monkeypatch):
     """The measure has its tests in tests/method/test_trust.py; here it says after the second turn that it is enough."""
     def reached(rl, place, memory):

@@ -22,6 +22,7 @@ GIB = 2**30
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_memory_of_a_run_is_what_the_plan_says():
     # One device, and programs as users have them.
     environment = {name: value for name, value in os.environ.items()

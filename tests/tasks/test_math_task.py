@@ -252,6 +252,7 @@ def test_interrupted_it_ends_the_same(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_without_stage_one_it_starts_from_the_weights_of_a_gguf(gguf, run, tmp_path, monkeypatch):
     """The generator is read from a GGUF file, prompted in chat form; the verifier from an earlier run, prompted raw.
     The console knows what the run is at."""

@@ -8,6 +8,7 @@ from torture.runs import ROLES, SMALL
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_faults_at_random_moments_change_nothing_in_the_end(tmp_path):
     overrides = (*SMALL, *(f"{role}.sft.steps=0" for role in ROLES))
     done = disk_faults(4, 3, tmp_path, overrides, kinds=("file_size", "metrics_removed", "terminated", "errno"))
