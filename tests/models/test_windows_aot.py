@@ -41,7 +41,7 @@ def config(tmp_path_factory):
 
 @pytest.mark.compilers
 @pytest.mark.parametrize("name, count, attention", [
-    ("a100-80gb", 1, "xla"), ("h100", 1, "cudnn"), ("tpu-v5p", 4, "splash"),
+    pytest.param("a100-80gb", 1, "xla", marks=pytest.mark.release), ("h100", 1, "cudnn"), ("tpu-v5p", 4, "splash"),
 ])
 def test_what_auto_takes_for_windows_compiles(config, name, count, attention):
     if missing := missing_compilers(TARGETS[name]):

@@ -118,7 +118,8 @@ def test_a_vocabulary_that_tensor_does_not_divide_gives_the_numbers_of_one_devic
 
 @pytest.mark.compilers
 @pytest.mark.parametrize("name, axes", [
-    ("a100-80gb", (-1, 8, 1)), ("a100-80gb", (1, 32, 1)), ("a100-80gb", (2, 4, 4)), ("tpu-v5p", (-1, 8, 1)),
+    pytest.param("a100-80gb", (-1, 8, 1), marks=pytest.mark.release), ("a100-80gb", (1, 32, 1)),
+    ("a100-80gb", (2, 4, 4)), ("tpu-v5p", (-1, 8, 1)),
 ])
 def test_the_update_of_the_7b_config_compiled_for_its_target(name, axes):
     target = TARGETS[name]
