@@ -24,8 +24,7 @@ from tango_jax.runtime.checks import Mistakes, differences
 from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
-from tango_jax.weights.source import kind_of
-from tango_jax.weights.workdir import has_one_policy
+from tango_jax.weights.workdir import has_two_policies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,14 +133,9 @@ def _start_kind(cell: Cell, arm: str, role: str) -> str:
     differs = bool(verifier.sft.steps or verifier.init_from)
     if role == "verifier":
         differs |= bool(generator.sft.steps or generator.init_from) or not generator.checkpoint
-        differs |= generator.adapter != verifier.adapter or _has_two_policies(generator.checkpoint)
+        differs |= generator.adapter != verifier.adapter or has_two_policies(generator.checkpoint)
     further = [name for name in kind if name != "one_policy" and cell.stage_one is not None]
     return ",".join(["one_policy"] * (differs and "one_policy" in kind) + further)
-
-
-def _has_two_policies(checkpoint: str) -> bool:
-    """Whether it is a run of two policies: an arm with one policy would start both roles from its generator."""
-    return bool(checkpoint) and kind_of(checkpoint) == "workdir" and not has_one_policy(Path(checkpoint).expanduser())
 
 
 def _planned(cell: Cell, arm: str, seed: int, workdir: Path, stage_ones: dict[str, StageOne]) -> PlannedRun:

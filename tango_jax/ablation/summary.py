@@ -26,7 +26,8 @@ from tango_jax.tracking.learning_curve import (
 
 METHODS = f"""\
 Accuracy is greedy, on held-out problems. Its mean is over generator steps (the area under the curve). Steps and tokens
-(of both roles, warm-up included) are those to an accuracy of {LEVEL:g}, by linear interpolation between evaluations. A
+(of both roles, warm-up included) are those to an accuracy of {LEVEL:g}, by linear interpolation between evaluations.
+One policy in both roles is trained by its warm-up, too, which its curves and steps leave out and its tokens include. A
 run that does not reach it counts in full: the mean of its arm is then a lower bound (≥), and a ratio to it an upper
 bound (≤). If runs of both arms do not reach it, the ratio is no bound (~). Runs of different lengths are cut to the
 generator steps that all of them have, and the table says to which. A mean is over the means of the starts or, with one

@@ -75,7 +75,8 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
                 sum(vote.num_tokens for vote in by_claim[row.number, row.sample]) for row in sampled]
         metrics += [_without_interval(solve_set.name, name, len(sampled), float(np.mean(counts)))
                     for name, counts in tokens.items()]
-    described = greedy or sampled
+    # Figures of responses are of problems that were asked.
+    described = [row for row in greedy or sampled if not row.is_too_long] or greedy or sampled
     solutions = [claim.solution for claim in claims_of(solve_set, described)]
     scores = generator_scores(solutions, [row.is_truncated for row in described])
     for name in ("format", "truncation_rate", "step_accuracy"):
@@ -230,7 +231,8 @@ def _first_error_f1(sums_JA: np.ndarray) -> np.ndarray:
 def _solve_notes(rows: Sequence[SolvedRow]) -> tuple[str, ...]:
     too_long = len({row.number for row in rows if row.is_too_long})
     failed = {kind: sum(row.grader == kind for row in rows) for kind in ("error", "timeout", "overlong")}
-    notes = [f"{too_long} problems whose prompt is over the limit count as wrong"] if too_long else []
+    notes = [f"{too_long} problems whose prompt is over the limit count as wrong; figures of responses leave them out"]
+    notes *= too_long > 0
     if any(failed.values()):
         listed = ", ".join(f"{count} {kind}" for kind, count in failed.items() if count)
         notes.append(f"answers that the grader could not read count as wrong: {listed}, of {len(rows)}")
@@ -239,7 +241,7 @@ def _solve_notes(rows: Sequence[SolvedRow]) -> tuple[str, ...]:
 
 def _judge_notes(judged: Sequence[JudgedRow]) -> tuple[str, ...]:
     told = {"is_shortened": "verifications of a solution that was shortened to fit",
-            "is_too_long": "solutions were not judged: there is none, or the problem alone is too long",
+            "is_too_long": "solutions were not judged, and count as INVALID: there is none, or its problem is too long",
             "is_truncated": "verifications were cut off at the length limit"}
     counts = {name: sum(getattr(row, name) for row in judged) for name in told}
     return tuple(f"{count} of {len(judged)} {told[name]}" for name, count in counts.items() if count)

@@ -22,6 +22,7 @@ from tango_jax.runtime.trees import flatten_names
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 from tango_jax.tracking.stored_runs import compare
+from tango_jax.weights.workdir import has_two_policies
 
 
 def describe_run(
@@ -57,8 +58,9 @@ def describe_run(
     for role, policy in policies.items():
         if config[role].reward and role in arm.turns:
             console.log(f"{config[role].reward} is added to the {role}'s reward")
-        if config[role].checkpoint:
-            console.log(f"the {role} starts from {config[role].checkpoint}")
+        if (start := config[role].checkpoint) and not (policy.is_shared and role == "verifier"):
+            half = ": from its generator, and not from its verifier" * (policy.is_shared and has_two_policies(start))
+            console.log(f"{'one policy' if policy.is_shared else f'the {role}'} starts from {start}{half}")
         tables.setdefault(_parameters(policy), []).append(role)
     generator, verifier = policies["generator"], policies["verifier"]
     for (attention, rows), roles in tables.items():

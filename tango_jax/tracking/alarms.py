@@ -33,13 +33,10 @@ def check(rows: Sequence[dict], ringing: Collection[str] = (), limits: Limits = 
 
     Those in `ringing`, active at the row before, clear once their value is inside the limit by `Limits.margin`.
     """
-    found = []
     over = {f"{role}/{name}" for role in ROLES if is_over(rows, role, limits.window) for name, _ in OF_UPDATES}
-    for name, rule in RULES.items():
-        finding = None if name in over else rule(rows, limits, limits.margin if name in ringing else 1.0)
-        if finding is not None:
-            found.append(Alarm(name, *finding))
-    return found
+    found = {name: rule(rows, limits, limits.margin if name in ringing else 1.0)
+             for name, rule in RULES.items() if name not in over}
+    return [Alarm(name, *finding) for name, finding in found.items() if finding is not None]
 
 
 def as_metrics(alarms: Sequence[Alarm], before: Collection[str] = ()) -> dict[str, int]:

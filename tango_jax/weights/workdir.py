@@ -147,6 +147,11 @@ def has_one_policy(workdir: Path) -> bool:
     return bool((stored.get("arm") or {}).get("is_one_policy", False))
 
 
+def has_two_policies(checkpoint: str) -> bool:
+    """Whether it is a run of two policies: one policy in its place starts from its generator, without its verifier."""
+    return bool(checkpoint) and kind_of(checkpoint) == "workdir" and not has_one_policy(Path(checkpoint).expanduser())
+
+
 def newest_checkpoints(workdir: Path, role: str) -> tuple[Path, tuple[str, ...]]:
     """The directory of checkpoints, and the branch of the saved tree with the role's parameters."""
     is_shared = has_one_policy(workdir)

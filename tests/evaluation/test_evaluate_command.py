@@ -355,6 +355,12 @@ def test_over_long_problems_count_as_wrong(tokenizer, tmp_path, monkeypatch):
     assert 0 < fitting < len(problems) == result.count
     assert figures(result)["greedy", 1] == figures(result)["best_of_by_verdict", 2] == fitting / len(problems)
     assert any(f"{len(problems) - fitting} problems whose prompt is over the limit" in note for note in result.notes)
+    # What describes responses is of those that there are.
+    written = np.mean([len(tokenizer.encode_response(tagged(problem.answer))) for problem, length in zip(
+        problems, (len(tokenizer.encode_prompt(problem.question + "\n")) for problem in problems), strict=True)
+        if length <= limit])
+    assert figures(result)["format", 0] == 1.0 and figures(result)["verifier_rate_invalid", 0] == 0.0
+    assert figures(result)["response_tokens", 0] == pytest.approx(written)
 
 
 WHOLE_SET = r" 100\.0 \[8[89]\.\d, 100\.0\] \|"  # all of 30, by Wilson 88.6 to 100

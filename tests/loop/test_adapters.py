@@ -21,11 +21,13 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, flatten
 from tango_jax.loop import run, stage_one
+from tango_jax.loop.describe import describe_run
 from tango_jax.loop.imitation import sft_batch, sft_pairs
 from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.resume import fingerprints_of, references_of, start_or_resume
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.method.own_arm import shares_policy
+from tango_jax.method.load import load_method
+from tango_jax.method.own_arm import make_schedule, shares_policy
 from tango_jax.models import lora
 from tango_jax.models.transformer import init_params
 from tango_jax.planning.job import make_job
@@ -202,7 +204,7 @@ def two_policies(tmp_path_factory):
     ("verifier.adapter=generator", 0, "", ("generator", "generator")),
 ])
 def test_roles_that_go_on_from_a_run_start_from_its_roles_and_one_policy_from_its_generator(
-    two_policies, tmp_path, said, rank, base_dtype, sources
+    two_policies, tmp_path, capsys, said, rank, base_dtype, sources
 ):
     workdir, made = two_policies
     own = (f"checkpoint={workdir}", "sft.steps=0", f"model.lora.rank={rank}", f"model.lora.base_dtype={base_dtype}",
@@ -211,6 +213,9 @@ def test_roles_that_go_on_from_a_run_start_from_its_roles_and_one_policy_from_it
     policies = policies_of(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     weights = run_stage_one(policies, config, task, tmp_path / "run", SILENT, hosts.Preemption(is_watching=False))
+    describe_run(Console(), config, policies, task, make_schedule(config), load_method(config))
+    said = f"one policy starts from {workdir}: from its generator, and not from its verifier"
+    assert (said in capsys.readouterr().out) == (len(set(sources)) == 1)
     for role, source in zip(ROLES, sources, strict=True):
         np.testing.assert_array_equal(weights[role]["embed"], made[source]["embed"], err_msg=role)
         read = start_source(config, role, is_one_policy=shares_policy(config)).load_params()
