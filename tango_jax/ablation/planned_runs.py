@@ -126,7 +126,7 @@ def _validate(cell: Cell) -> None:
 
 
 def _start_kind(cell: Cell, arm: str, role: str) -> str:
-    """In arms of one kind a role starts alike."""
+    """Arms in which a role starts from the same weights have the same kind."""
     generator, verifier = (cell.config[name] for name in ROLES)
     kind = stage_one_kind(cell.config, arm, (role,)).split(",")
     # One policy's generator goes on with the verifier's stage 1, and its verifier starts where its generator does.

@@ -26,14 +26,14 @@ from tango_jax.tracking.learning_curve import (
 
 METHODS = f"""\
 Accuracy is greedy, on held-out problems. Its mean is over generator steps (the area under the curve). Steps and tokens
-(of both roles, warm-up included) are those to an accuracy of {LEVEL:g}, by linear interpolation between evaluations.
-One policy in both roles is trained by its warm-up, too, which its curves and steps leave out and its tokens include. A
+(of both roles, warm-up included) are those to an accuracy of {LEVEL:g}, by linear interpolation between evaluations. A
 run that does not reach it counts in full: the mean of its arm is then a lower bound (≥), and a ratio to it an upper
 bound (≤). If runs of both arms do not reach it, the ratio is no bound (~). Runs of different lengths are cut to the
 generator steps that all of them have, and the table says to which. A mean is over the means of the starts or, with one
 start, over its seeds. Square brackets hold 95 % Student's t intervals over the same means, paired by start and seed
 where arms are compared; with one start they say nothing about other starts. With fewer than {MIN_FOR_INTERVAL} runs,
-round brackets hold the value of each run."""
+round brackets hold the value of each run. Where one policy has both roles, the warm-up trains it, too: its tokens
+include the warm-up, and its curves and steps begin after it."""
 
 
 def summarize(rows: Sequence[Evaluation]) -> str:

@@ -188,9 +188,9 @@ def _check_adapters(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
     rank, continues = own.model.lora.rank, own.sft.start == "generator" and own.sft.steps > 0
     is_left_out = bool(verifier.init_from) or verifier.sft.full if shares_policy(config) else continues
     mistakes.require(
-        own.adapter in ("", "generator") or not is_left_out, f"{role}.adapter={own.adapter} would not be read, since "
-        "another stage 1 is what its policy starts from: leave it empty, or leave verifier.init_from and "
-        "verifier.sft.start empty and verifier.sft.full=False",
+        own.adapter in ("", "generator") or not is_left_out, f"{role}.adapter={own.adapter} would not be read: its "
+        "policy starts from another stage 1. Leave the adapter empty, or leave verifier.init_from empty and set "
+        "verifier.sft.start=fresh and verifier.sft.full=False",
     )
     mistakes.require(
         not rank or has_base, f"{role}.model.lora.rank={rank} puts adapters on a model of random weights: name a "

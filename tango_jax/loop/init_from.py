@@ -49,11 +49,10 @@ def _check_continued(config: ConfigDict, role: str, source: str, is_full: bool) 
         held, other = ("all parameters", "adapters") if is_full else ("adapters", "all parameters")
         raise ValueError(f"{name} holds {held}, but the verifier's stage 1, which continues from them, trains {other}: "
                          f"set verifier.sft.full={is_full}")
-    its_last = peek_meta(sft_directory(source, "verifier") / "checkpoints")
-    if role == "generator" and is_shared and not (verifier.sft.steps or verifier.init_from) and settings and (
-            its_last and has_one_policy(Path(source).expanduser())):
-        raise ValueError(f"{name}: that run's one policy went on to learn the verifier's texts, too, in a second stage "
-                         f"1: set verifier.init_from={source}, too, to start after it")
+    if role == "generator" and is_shared and settings and not (verifier.sft.steps or verifier.init_from) and (
+            peek_meta(sft_directory(source, "verifier") / "checkpoints") and has_one_policy(Path(source).expanduser())):
+        raise ValueError(f"{name}: in that run one policy learned the generator's texts and then the verifier's: set "
+                         f"verifier.init_from={source} as well, to start after both")
     if role == "verifier" and is_shared and settings and not has_one_policy(Path(source).expanduser()):
         raise ValueError(f"{name}: here both roles are one policy, but that run has two, and its verifier has not "
                          "learned to solve problems: name a run of one policy, or leave generator.init_from and "
@@ -89,8 +88,8 @@ def what_it_lacks(config: ConfigDict, roles: Sequence[str], source: str) -> str:
     missing = ours - {name for role in roles for name in theirs.get(role, ())} if theirs is not None else ()
     told = f", which has no examples of {', '.join(sorted(missing))}" if missing else ""
     if tuple(roles) == ("generator",) and _settings(source) and has_one_policy(Path(source).expanduser()):
-        told += (". There one policy went on to learn both roles' texts; verifier.adapter=generator and "
-                 f"verifier.init_from={source} start after these")
+        told += (". In that run one policy then learned the verifier's texts: to start after both, set "
+                 f"verifier.adapter=generator and verifier.init_from={source}")
     return told
 
 

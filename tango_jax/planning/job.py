@@ -279,8 +279,7 @@ def _over_processes(placement: Placement, sizes: BatchShape) -> Batch:
 def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
     local, sizes = policy.placement.local, policy.sampler_config
     model = dataclasses.replace(policy.model_config, remat="none")  # no shape depends on it
-    layout_fn = functools.partial(decode_layers.split_layers, model, local.shape["tensor"] == 1)
-    weights = jax.eval_shape(layout_fn, _weight_shapes(model))
+    weights = _layout_shapes(model, local.shape["tensor"] == 1)
     weights, longest = with_shardings(weights, decode_shardings(local, weights)), sizes.prompt_buckets[-1]
     count = sizes.prompts_per_chunk if sizes.cache_tokens else sizes.row_buckets[-1]
     token_PX, length_P = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((count, longest), (count,)))
@@ -304,6 +303,10 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
 
 
 @functools.cache
+def _layout_shapes(model: ModelConfig, is_joined: bool) -> dict:
+    return jax.eval_shape(functools.partial(decode_layers.split_layers, model, is_joined), _weight_shapes(model))
+
+
 def _placed(place: NamedSharding, tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.update(sharding=place), tree)
 

@@ -257,9 +257,8 @@ def _standing_still(role: str, rows: Sequence[dict], limits: Limits, ease: float
                                for name in ("alpha", "step_rewarded_share", "teacher_kl"))
     name = f"{role}/groups_filled_up"  # with dynamic sampling, of those that are trained on
     name = name if any(name in row for row in rows) else f"{role}/groups_without_signal"
-    share = recent_mean(rows, name, limits.window, least=limits.window)
-    share = share if taught is None else None  # a teacher has another term
-    # Where outcomes are all the same, step rewards may still teach.
+    share = recent_mean(rows, name, limits.window, least=limits.window) if taught is None else None
+    # Where outcomes are all the same, step rewards may still teach, and a teacher does.
     if share is not None and share - (alpha or 0.0) * (rewarded or 0.0) > limits.groups_without_signal * ease:
         turns = recent_turns(rows, role, limits.window)
         # What the arm rewards may be one of several: a grade, the majority's label, a product.

@@ -45,14 +45,13 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
     judged = t.judgements() if t.role == "verifier" else by_name.get("verifier") or [
         one for same in by_name.values() for one in same if one.role == "verifier" and _about_solutions(one)]
     records = [one for each in judged for one in each.records]
-    if t.role == "generator":  # only the first of several verifications of a solution counts, and of first tries
+    if t.role == "generator":  # of first tries, and of several verifications of a solution the first
         firsts = set(map(id, t.solutions()))
         records = [one for one in records if id(one.of) in firsts] or records
         records = list({id(one.of): one for one in reversed(records)}.values())[::-1]
     if records and all(map(_about_solutions, judged)):
         is_all = {id(one.of) for one in records} >= set(map(id, t.solutions()))  # a custom turn may judge a part
-        names = {one.name for one in judged}
-        calls = [call for call in t.calls.values() if call.prompt.name in names]
+        calls = [call for call in t.calls.values() if call.prompt.name in {one.name for one in judged}]
         may_be_part = bool(calls) and all(call.at_most for call in calls)
         is_part = t.rl.dynamic_sampling > 0 or may_be_part or not is_all
         prefix = "verifier/" if t.role == "verifier" else "verifier/judged_" if is_part else "verifier/live_"

@@ -78,7 +78,7 @@ def lines_of(runs: Sequence[Run], as_seed: Collection[str] = ()) -> list[Line]:
 
 
 def _tells(key: str, arms: Sequence[str], settings: Sequence[dict[str, str]]) -> bool:
-    """Whether lines differ in a setting; an arm's file, and one policy's adapter, do not tell it from other arms."""
+    """Whether lines differ in a setting. An arm's file separates its own lines; one policy's adapter separates none."""
     told = [(arm if key.startswith("arm") else "", one.get(key)) for arm, one in zip(arms, settings, strict=True)
             if key != "verifier.adapter" or (record := record_of(arm)) is None or not record.is_one_policy]
     return len(set(told)) > len({arm for arm, _ in told})

@@ -289,7 +289,7 @@ MISTAKES = [
     ("arm=self_verify generator.init_from=a/b verifier.sft.steps=3",
      r"generator and verifier differ in init_from: give both the same"),
     ("generator.checkpoint=a verifier.checkpoint=a verifier.model.lora.rank=2 verifier.adapter=p "
-     "verifier.sft.start=generator verifier.sft.steps=1", r"verifier\.adapter=p would not be read, since another"),
+     "verifier.sft.start=generator verifier.sft.steps=1", r"verifier\.adapter=p would not be read: its"),
     ("arm=self_verify generator.checkpoint=a verifier.checkpoint=a generator.model.lora.rank=2 "
      "verifier.model.lora.rank=2 generator.adapter=p verifier.sft.full=True", r"generator\.adapter=p would not be"),
     ("arm=self_verify generator.checkpoint=a verifier.checkpoint=a generator.model.lora.rank=2 "

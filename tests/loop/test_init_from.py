@@ -135,8 +135,7 @@ def test_the_first_half_of_one_policys_stage_one_is_called_so(tmp_path):
     store_arm(tmp_path, "self_verify")
     save_config(load_config(TINY, ["arm=self_verify"]), tmp_path / "config.json")
     said = what_it_lacks(load_config(TINY, ["arm=grpo"]), ["generator"], str(tmp_path))
-    assert said.endswith("one policy went on to learn both roles' texts; verifier.adapter=generator and "
-                         f"verifier.init_from={tmp_path} start after these")
+    assert said.endswith(f": to start after both, set verifier.adapter=generator and verifier.init_from={tmp_path}")
 
 
 def test_one_policy_starts_after_all_of_one_policys_stage_one(source, tmp_path):
@@ -145,7 +144,7 @@ def test_one_policy_starts_after_all_of_one_policys_stage_one(source, tmp_path):
     workdir, state = source(settings=False), {"params": {"weight": np.ones(2, np.float32)}}
     Checkpointer(workdir / "sft/verifier/checkpoints").save(LENGTH, state, {"heldout_loss": 0.4})
     settings = ["arm=self_verify", f"generator.init_from={workdir}", "verifier.sft.steps=0"]
-    with pytest.raises(ValueError, match=r"^generator\.init_from=.*in a second stage 1: set verifier\.init_from="):
+    with pytest.raises(ValueError, match=r"^generator\.init_from=.*and then the verifier's: set verifier\.init_from="):
         check_init_from(load_config(TINY, settings))
     check_init_from(load_config(TINY, [*settings, f"verifier.init_from={workdir}"]))
 
