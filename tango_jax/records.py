@@ -207,7 +207,7 @@ class Batch:
 
     NumPy arrays on the host, where Z counts this process's shards. A micro-batch is a Batch without the N axis. With
     shared prompts, each shard also has Q prefixes of X tokens: prompts without their last token, to which the responses
-    of their rows attend. Else Q is 0.
+    of their rows attend. Else Q is 0, and rows hold the prompts.
     """
 
     prefix_token_NZQX: Any  # int32
@@ -223,6 +223,9 @@ class Batch:
     old_logp_NZRT: Any  # float32, of the policy before the first update on this batch (unused with one update)
     ref_logp_NZRT: Any  # float32, of the reference policy (unused if beta is 0)
     num_micro: Any  # int32[], number of micro-batches in use; the rest of N is padding that is never computed
+    # int32, the earlier segment of the row that holds the prompt of a token's response; 0: its own segment does. None:
+    # all are 0.
+    prompt_NZRT: Any = None
 
 
 def with_base(base: dict | None, params: dict) -> dict:

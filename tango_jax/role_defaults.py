@@ -179,12 +179,14 @@ ROLE: Group = {
     "top_p": Key(1.0, SHARE_ABOVE_ZERO, "Nucleus sampling. Below 1, the sampling distribution differs from the trained "
                  "one."),
     "top_k": Key(0, COUNT_OR_NONE, "Top-k sampling; 0: off."),
-    "pack_length": Key(0, COUNT_OR_NONE, "Tokens of a packed row; 0: as many as the longest sequence needs.",
-                       Change.ROUNDING),
+    "pack_length": Key(0, COUNT_OR_NONE, "Tokens of a packed row; 0: as many as the longest sequence needs. Longer "
+                       "rows pad less.", Change.ROUNDING),
     "rows_per_micro_batch": Key(4, COUNT, "Packed rows of a forward and backward pass (gradient accumulation).",
                                 Change.ROUNDING),
-    "prompts_per_micro_batch": Key(2, COUNT, "Prompts that the rows of a micro-batch may belong to; each prompt is "
-                                   "processed once for all its responses.", Change.ROUNDING),
+    "prompts_per_micro_batch": Key(2, COUNT_OR_NONE, "Prompts beside the rows of a micro-batch; a row holds responses "
+                                   "to one of them. 0: rows hold the prompts, each before its responses, as many as "
+                                   "fit in pack_length tokens. That pads less where lengths differ, but attention "
+                                   "computes more; long rows need a kernel (model.attention).", Change.ROUNDING),
     "logp_chunk": Key(0, COUNT_OR_NONE, "Tokens whose logits are materialised at once; 0: all of the "
                       "micro-batch.", Change.ROUNDING),
     "loss": LOSS,

@@ -223,10 +223,12 @@ def _check_lengths(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
             all(a < b for a, b in zip(buckets, buckets[1:], strict=False)),
             f"{role}.{name}={tuple(config[name])} must ascend and stay below {last}={config[last]}",
         )
+    of_prompt = 1 if config.prompts_per_micro_batch else config.max_prompt
+    prompt = "the prompt's last token" if config.prompts_per_micro_batch else f"a prompt of max_prompt={of_prompt}"
     mistakes.require(
-        pack_shape(config).row_length > config.max_response,
+        pack_shape(config).row_length >= config.max_response + of_prompt,
         f"{role}.pack_length={config.pack_length} cannot hold a response of max_response={config.max_response} "
-        "and the prompt's last token: set it to 0 or raise it",
+        f"and {prompt}: set it to 0 or raise it",
     )
 
 

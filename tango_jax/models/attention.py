@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from tango_jax.models.segments import segment_start
+from tango_jax.models.segments import prompt_end, segment_start
 
 # (q_BTHE, k_BSKE, v_BSKE) -> out_BTHE; AttendFn adds the layer's cache or None. Layers with a window pass `window`.
 RowAttention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -119,9 +119,19 @@ def attend(q_BTHE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, mask_BTS: ja
     return out_BKWE.reshape(B, K, G, T, E).transpose(0, 3, 1, 2, 4).reshape(B, T, H, E)
 
 
-def packed_mask(segment_BT: jax.Array, window: int = 0) -> jax.Array:
-    """bool[B, T, T]: a query sees itself and earlier tokens of its segment; segment 0 is padding."""
-    return _causal_mask(segment_BT.shape[1], window) & (segment_BT[:, :, None] == segment_BT[:, None, :])
+def packed_mask(segment_BT: jax.Array, window: int = 0, prompt_BT: jax.Array | None = None) -> jax.Array:
+    """bool[B, T, T]: a query sees itself, earlier tokens of its segment, and the segment of its prompt if it continues
+    one (Batch.prompt_NZRT); segment 0 is padding."""
+    T = segment_BT.shape[1]
+    own_BTT = _causal_mask(T, window) & (segment_BT[:, :, None] == segment_BT[:, None, :])
+    if prompt_BT is None:
+        return own_BTT
+    is_prompt_BTT = (prompt_BT[:, :, None] == segment_BT[:, None, :]) & (prompt_BT[:, :, None] > 0)
+    if window:  # other responses may stand between
+        index_T = jnp.arange(T)
+        column_BT = prompt_end(segment_BT, prompt_BT) + index_T[None] - segment_start(segment_BT)
+        is_prompt_BTT &= column_BT[:, :, None] - index_T[None, None] < window
+    return own_BTT | is_prompt_BTT
 
 
 def _causal_mask(length: int, window: int = 0) -> jax.Array:
@@ -135,28 +145,30 @@ def make_row_attention(
     implementation: str = "xla",
     mesh: Mesh | None = None,
     window: int = 0,
+    prompt_BT: jax.Array | None = None,
 ) -> RowAttention:
     """Attention of rows of T tokens over S = X + T keys: a prefix that every segment of the row sees, and the row.
 
     Masks are made once for all layers. Without `segment_BT` a row is one sequence, padded on the right.
 
     Args:
+        prompt_BT: Batch.prompt_NZRT of rows without a prefix.
         implementation: xla, cudnn, splash, or splash_interpret (splash without a TPU, for tests).
         mesh: splits heads over `tensor` and rows over other axes (XLA cannot split a kernel). None in a `shard_map`.
         window: tokens that a query sees, itself the last; 0: all.
     """
     if implementation == "xla":
-        mask_BTS = _mask(segment_BT, is_prefix_BX, window)
+        mask_BTS = _mask(segment_BT, is_prefix_BX, window, prompt_BT)
         return lambda q, k, v: attend_causally(
             q, k, v, _causal_mask(q.shape[1], window) if mask_BTS is None else mask_BTS, window
         )
     if implementation == "cudnn":
-        mask = _pad_mask(_mask(segment_BT, is_prefix_BX, window))
+        mask = _pad_mask(_mask(segment_BT, is_prefix_BX, window, prompt_BT))
         kernel_fn = functools.partial(_cudnn_attend, window=window)
     elif implementation in ("splash", "splash_interpret"):
         from tango_jax.models import splash  # here, because no other platform needs Pallas
 
-        mask = None if segment_BT is None else splash.mask_inputs(segment_BT, is_prefix_BX, window)
+        mask = None if segment_BT is None else splash.mask_inputs(segment_BT, is_prefix_BX, window, prompt_BT)
         kernel_fn = functools.partial(splash.attend, window=window, interpret=implementation == "splash_interpret")
     else:
         raise ValueError(f"attention {implementation!r} is none of {', '.join(ATTENTION_KINDS[1:])}")
@@ -170,11 +182,13 @@ def make_row_attention(
     return lambda q, k, v: kernel_fn(q, k, v, mask)
 
 
-def _mask(segment_BT: jax.Array | None, is_prefix_BX: jax.Array | None, window: int) -> jax.Array | None:
+def _mask(
+    segment_BT: jax.Array | None, is_prefix_BX: jax.Array | None, window: int, prompt_BT: jax.Array | None
+) -> jax.Array | None:
     """bool[B, T, X + T]; None: causality alone."""
     if segment_BT is None:
         return None
-    row_BTT = packed_mask(segment_BT, window)
+    row_BTT = packed_mask(segment_BT, window, prompt_BT)
     if is_prefix_BX is None:
         return row_BTT
     T, X = segment_BT.shape[1], is_prefix_BX.shape[1]
@@ -211,10 +225,17 @@ def _cudnn_attend(
 
 
 def make_packed_attention(
-    segment_BT: jax.Array, implementation: str = "xla", windows: Sequence[int] = (0,)
+    segment_BT: jax.Array,
+    implementation: str = "xla",
+    windows: Sequence[int] = (0,),
+    prompt_BT: jax.Array | None = None,
 ) -> AttendFn:
-    """`attend_fn` for packed rows of whole sequences; its cache is None. `windows`: ModelConfig.windows."""
-    row_fns = {window: make_row_attention(segment_BT, None, implementation, window=window) for window in windows}
+    """`attend_fn` for rows that hold their prompts; its cache is None. `windows`: ModelConfig.windows; prompt_BT:
+    Batch.prompt_NZRT."""
+    row_fns = {
+        window: make_row_attention(segment_BT, None, implementation, window=window, prompt_BT=prompt_BT)
+        for window in windows
+    }
     return lambda q, k, v, window=0: (row_fns[window](q, k, v), None)
 
 

@@ -1,8 +1,8 @@
 """Attention on TPUs by jax's splash kernel: packed rows, with or without a prefix, with gradients.
 
-A query sees only keys with its segment id, so segments could not share a prefix. Instead a mask is computed per block
-from the first and last token that each query sees; segment ids only mark padding. The kernel does not declare vma
-(what varies over mesh axes), so it runs without that check of `shard_map`.
+A query sees only keys with its segment id, so segments could not share a prompt. Instead a mask is computed per block
+from columns that each query sees; segment ids mark padding, or what belongs to one prompt. The kernel does not declare
+vma (what varies over mesh axes), so it runs without that check of `shard_map`.
 """
 
 import dataclasses
@@ -16,11 +16,13 @@ from jax.experimental.pallas.ops.tpu import splash_attention as lib
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from tango_jax.models.segments import segment_start
+from tango_jax.models.segments import STARTS, prompt_end, response_alignment, segment_start
 
 BLOCK_SIZES = (512, 256, 128)  # tokens that a step of the kernel works on; lengths are padded to a multiple
 MAX_PADDING_SHARE = 1 / 8  # of the tokens, that a larger block may add
 INDEX_BITS = 15  # of a token's index in its row, so that two of them fit the one int32 that a query has
+START_BITS = STARTS.bit_length() - 1  # of a column where responses may begin, so that two fit beside an index
+JOINED_BITS = 32 - 2 * START_BITS
 
 MaskInputs = tuple[jax.Array, jax.Array, jax.Array | None]  # segments of queries, of keys, and ranges of tokens
 
@@ -41,6 +43,23 @@ class PrefixAndSegment:
         return own | ((token < 0) & (last - first - token < self.window))
 
 
+@dataclasses.dataclass(frozen=True)
+class PromptAndSegment:
+    """The mask inside the kernel: of what has the query's segment id, the tokens from a response's first on, and those
+    of its prompt, which ends at a column before."""
+
+    align: int
+    window: int = 0
+
+    def __call__(self, columns: jax.Array, key: jax.Array) -> jax.Array:
+        index = columns & (1 << JOINED_BITS) - 1
+        first, end = ((columns >> bits & STARTS - 1) * self.align for bits in (JOINED_BITS, JOINED_BITS + START_BITS))
+        own, prompt = (key >= first) & (key <= index), key < end
+        if self.window:
+            own, prompt = own & (index - key < self.window), prompt & (end - key + index - first < self.window)
+        return own | prompt
+
+
 def block_size(*lengths: int) -> int:
     """The largest block that does not pad too much."""
     for block in BLOCK_SIZES[:-1]:
@@ -49,9 +68,23 @@ def block_size(*lengths: int) -> int:
     return BLOCK_SIZES[-1]
 
 
-def mask_inputs(segment_BT: jax.Array, is_prefix_BX: jax.Array | None, window: int = 0) -> MaskInputs:
+def mask_inputs(
+    segment_BT: jax.Array, is_prefix_BX: jax.Array | None, window: int = 0, prompt_BT: jax.Array | None = None
+) -> MaskInputs:
     """Inputs of the masks, padded to blocks."""
     T = segment_BT.shape[1]
+    if prompt_BT is not None:
+        if T > 1 << JOINED_BITS:
+            raise ValueError(f"a row of {T} tokens is longer than the {1 << JOINED_BITS} of attention=splash for rows "
+                             "that hold prompts: lower pack_length")
+        is_joined_BT = prompt_BT > 0
+        # A prompt and its responses have one segment id. Prompts begin nowhere in particular, and need no beginning.
+        first_BT = jnp.where(is_joined_BT, segment_start(segment_BT), 0) // response_alignment(T)
+        end_BT = prompt_end(segment_BT, prompt_BT) // response_alignment(T)
+        index_T = jnp.arange(T, dtype=jnp.int32)
+        column_BT = index_T[None] | first_BT << JOINED_BITS | end_BT << JOINED_BITS + START_BITS
+        block, group_BT = block_size(T), jnp.where(is_joined_BT, prompt_BT, segment_BT)
+        return _pad(group_BT, block), _pad(group_BT, block), _pad(column_BT, block)
     if is_prefix_BX is None:
         segment_BT = _pad(segment_BT, block_size(T))
         return segment_BT, segment_BT, None
@@ -136,7 +169,8 @@ def _attend(
         return jnp.concatenate([prefix_BXKE, row_BTKE], axis=1).swapaxes(1, 2)
 
     k_BKSE, v_BKSE = columns(k_BSKE), columns(v_BSKE)
-    kernel = _kernel(q_BHTE.shape[1], q_BHTE.shape[2], k_BKSE.shape[2], block, 0 if X else window, interpret)
+    in_blocks = 0 if mask is not None and mask[2] is not None else window  # else the mask's columns know the window
+    kernel = _kernel(q_BHTE.shape[1], q_BHTE.shape[2], k_BKSE.shape[2], block, in_blocks, interpret)
 
     def attend_row(q_HTE: jax.Array, k_KSE: jax.Array, v_KSE: jax.Array, mask: MaskInputs | None) -> jax.Array:
         if mask is None:
@@ -144,7 +178,9 @@ def _attend(
         query_segment_T, key_segment_S, range_T = mask
         row_kernel = kernel
         if range_T is not None:
-            row_kernel = _with_ranges(kernel, range_T, k_KSE.shape[1] - q_HTE.shape[1], window)
+            prefix = k_KSE.shape[1] - q_HTE.shape[1]
+            mask_fn = PrefixAndSegment(prefix, window) if X else PromptAndSegment(response_alignment(T), window)
+            row_kernel = _with_ranges(kernel, range_T, mask_fn)
         return row_kernel(q_HTE, k_KSE, v_KSE, lib.SegmentIds(query_segment_T, key_segment_S))
 
     return jax.vmap(attend_row)(q_BHTE, k_BKSE, v_BKSE, mask).swapaxes(1, 2)[:, :T]
@@ -159,9 +195,9 @@ def _kernel(heads: int, queries: int, keys: int, block: int, window: int, interp
     return lib.make_splash_mha_single_device(lib.MultiHeadMask([own] * heads), block_sizes=sizes, interpret=interpret)
 
 
-def _with_ranges(kernel: Any, range_T: jax.Array, prefix: int, window: int) -> Any:
+def _with_ranges(kernel: Any, range_T: jax.Array, mask_fn: Callable) -> Any:
     infos = (kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info)
-    settings = kernel.kwargs | {"mask_function": PrefixAndSegment(prefix, window)}
+    settings = kernel.kwargs | {"mask_function": mask_fn}
     return type(kernel)(*(info._replace(q_sequence=range_T) for info in infos), **settings)
 
 

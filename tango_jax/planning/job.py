@@ -112,9 +112,9 @@ class SizedPolicy:
     def batch(self) -> Batch:
         """The batch of an update in which a prompt has the greatest length allowed."""
         prompts, samples = self.trained_groups
-        shards, longest = self.placement.num_local_shards, self.config.max_prompt
+        pack_as, shards, longest = pack_shape(self.config), self.placement.num_local_shards, self.config.max_prompt
         return _over_processes(
-            self.placement, batch_shape(pack_shape(self.config), prompts * samples, prompts, shards, longest)
+            self.placement, batch_shape(pack_as, prompts * samples, prompts, shards, longest), pack_as.joins_prompts
         )
 
     @property
@@ -266,14 +266,14 @@ def _weight_shapes(model: ModelConfig) -> dict:
     return jax.eval_shape(lambda: init_weights(model, jax.random.key(0)))
 
 
-def _over_processes(placement: Placement, sizes: BatchShape) -> Batch:
+def _over_processes(placement: Placement, sizes: BatchShape, joins_prompts: bool = False) -> Batch:
     """A batch on the devices of all processes, from the sizes of one."""
 
     def over_processes(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
         shape = (leaf.shape[0], placement.num_shards, *leaf.shape[2:]) if leaf.ndim else ()
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=batch_sharding(placement, leaf))
 
-    return jax.tree.map(over_processes, empty_batch(sizes))
+    return jax.tree.map(over_processes, empty_batch(sizes, joins_prompts))
 
 
 def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:

@@ -1,28 +1,29 @@
 """Packing: whole sequences (prompt + response, with their per-token numbers) into rows of fixed length.
 
-Segment ids tell the sequences of a row apart. Where prompts are shared, a row holds responses to one prompt, which is
-computed once for all rows. Packing changes no result: weights are fixed before.
+Segment ids tell the sequences of a row apart. A prompt is computed once for its responses: it stands beside the rows
+(`PackShape.prompts`; a row holds responses to one prompt), or in the row, before them (`joins_prompts`; a row holds
+several prompts). Packing changes no result: weights are fixed before.
 """
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from tango_jax.models.segments import response_alignment
 from tango_jax.records import Batch, Responses, Rollout
 from tango_jax.rl.losses import token_weights_BT
+from tango_jax.rl.rows import assign_groups, assign_rows, groups_by_prompt, rows_at_most, split_over_shards
 from tango_jax.runtime import hosts
 from tango_jax.sampling.buckets import bucket_of
 from tango_jax.sharding.layouts import place_batch
 from tango_jax.sharding.placement import Placement
 from tango_jax.text.tokenizer import PAD_ID
-
-MAX_SEGMENTS = 32  # I: sequences that a packed row may hold. Sequence-level ratios make arrays of [B, T, I]
 
 MicroBatchRows = list[tuple[int, list["TrainSequence"]]]  # (number of the prompt, sequences) of each row
 
@@ -44,8 +45,9 @@ class PackShape:
 
     row_length: int  # T
     rows: int  # R, of a micro-batch
-    prompts: int = 0  # Q, shared prompts of a micro-batch; 0: every sequence carries its own prompt
+    prompts: int = 0  # Q, shared prompts of a micro-batch; 0: rows hold the prompts
     prompt_buckets: tuple[int, ...] = ()  # X is the smallest that holds the batch's longest shared prompt
+    joins_prompts: bool = False  # with Q = 0: a prompt stands once in a row, before its responses
 
 
 class BatchShape(NamedTuple):
@@ -60,11 +62,13 @@ class BatchShape(NamedTuple):
 
 
 def pack_shape(role_config: ConfigDict) -> PackShape:
+    longest = role_config.max_response + (1 if role_config.prompts_per_micro_batch else role_config.max_prompt)
     return PackShape(
-        row_length=role_config.pack_length or role_config.max_response + 1,
+        row_length=role_config.pack_length or longest,
         rows=role_config.rows_per_micro_batch,
         prompts=role_config.prompts_per_micro_batch,
         prompt_buckets=(*role_config.prompt_buckets, role_config.max_prompt),
+        joins_prompts=not role_config.prompts_per_micro_batch,
     )
 
 
@@ -119,50 +123,18 @@ def prompts_per_minibatch(num_prompts: int, num_processes: int, minibatches: int
     return math.ceil(math.ceil(num_prompts / num_processes) / minibatches)
 
 
-def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
-    """First-fit decreasing: indices of the sequences of each row. Deterministic; ties keep their order."""
-    rows, room = [], []
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        length = lengths[index]
-        assert length <= row_length, f"a sequence of {length} tokens does not fit a row of {row_length}"
-        row = next((r for r, free in enumerate(room) if free >= length and len(rows[r]) < MAX_SEGMENTS), None)
-        if row is None:
-            rows.append([])
-            room.append(row_length)
-            row = len(rows) - 1
-        rows[row].append(index)
-        room[row] -= length
-    return rows
-
-
-def split_over_shards(
-    sequences: Sequence[TrainSequence], is_shared: bool, num_shards: int, group_size: int = 1
-) -> list[list[TrainSequence]]:
-    """About as many sequences and tokens for each shard. Up to `group_size` sequences of a shared prompt stay together;
-    with more, a shard could get more than its arrays hold."""
-    groups, seen = {}, Counter()
-    for index, sequence in enumerate(sequences):
-        prompt = tuple(sequence.prompt) if is_shared else index
-        groups.setdefault((prompt, seen[prompt] // group_size), []).append(index)
-        seen[prompt] += 1
-    sizes = [sum(len(sequences[i].response) for i in members) + len(sequences[members[0]].prompt)
-             for members in groups.values()]
-    heaviest_first = sorted(range(len(sizes)), key=lambda group: -sizes[group])
-    shards, members_of = [[] for _ in range(num_shards)], list(groups.values())
-    for place, group in enumerate(heaviest_first):
-        lap, shard = divmod(place, num_shards)
-        # Back and forth: the shard with the heaviest group of one lap gets the lightest of the next.
-        shards[shard if lap % 2 == 0 else num_shards - 1 - shard] += members_of[group]
-    return [[sequences[i] for i in sorted(members)] for members in shards]
-
-
 def _micro_batches(sequences: Sequence[TrainSequence], shape: PackShape) -> list[MicroBatchRows]:
     """Rows in micro-batches of at most R rows and Q shared prompts."""
-    groups = {}
-    for sequence in sequences:
-        groups.setdefault(tuple(sequence.prompt) if shape.prompts else (), []).append(sequence)
+    if shape.joins_prompts:
+        prompts = [tuple(sequence.prompt) for sequence in sequences]
+        lengths = [len(sequence.response) for sequence in sequences]
+        rows = assign_groups([len(prompt) for prompt in prompts], lengths, groups_by_prompt(prompts), shape.row_length)
+        found = [(0, [sequences[i] for i in row]) for row in rows]
+        return [found[first : first + shape.rows] for first in range(0, len(found), shape.rows)]
     micros, prompts = [[]] if sequences else [], set()
-    for number, members in enumerate(groups.values()):
+    shared = [tuple(sequence.prompt) if shape.prompts else () for sequence in sequences]
+    for number, group in enumerate(groups_by_prompt(shared)):
+        members = [sequences[i] for i in group]
         lengths = [len(item.response) + (1 if shape.prompts else len(item.prompt)) for item in members]
         for row in assign_rows(lengths, shape.row_length):
             is_full = len(micros[-1]) == shape.rows
@@ -189,9 +161,8 @@ def pack(
     longest = max((len(sequence.prompt) for sequence in sequences), default=1)
     # Over all processes: they run one program.
     longest, num_micro = hosts.max_over_processes(longest, max(map(len, shards)))
-    batch = empty_batch(batch_shape(shape, max_sequences, max_prompts, num_shards, longest)).replace(
-        num_micro=np.int32(num_micro)
-    )
+    sizes = batch_shape(shape, max_sequences, max_prompts, num_shards, longest)
+    batch = empty_batch(sizes, shape.joins_prompts).replace(num_micro=np.int32(num_micro))
     N = batch.token_NZRT.shape[0]
     assert num_micro <= N, (num_micro, N)
     for z, micros in enumerate(shards):
@@ -203,9 +174,14 @@ def pack(
 def assign_micro_batches(
     sequences: Sequence[TrainSequence], shape: PackShape, max_sequences: int, max_prompts: int, num_shards: int
 ) -> list[list[MicroBatchRows]]:
-    is_shared = shape.prompts > 0
-    group_size = math.ceil(max_sequences / max_prompts) if is_shared else 1
-    return [_micro_batches(own, shape) for own in split_over_shards(sequences, is_shared, num_shards, group_size)]
+    if shape.prompts or shape.joins_prompts:
+        prompts = [tuple(sequence.prompt) for sequence in sequences]
+        groups = groups_by_prompt(prompts, math.ceil(max_sequences / max_prompts))
+    else:
+        groups = [[index] for index in range(len(sequences))]
+    sizes = [len(sequences[group[0]].prompt) + sum(len(sequences[i].response) for i in group) for group in groups]
+    shards = split_over_shards(groups, sizes, num_shards)
+    return [_micro_batches([sequences[i] for i in members], shape) for members in shards]
 
 
 def batch_shape(
@@ -214,7 +190,8 @@ def batch_shape(
     """The shape of a batch that holds these maxima, however it packs."""
     R, T, Q, Z = shape.rows, shape.row_length, shape.prompts, num_shards
     if not Q:
-        return BatchShape(N=math.ceil(math.ceil(max_sequences / Z) / R), Z=Z, Q=0, X=0, R=R, T=T)
+        rows = rows_at_most(max_sequences, max_prompts if shape.joins_prompts else 0, Z)
+        return BatchShape(N=math.ceil(rows / R), Z=Z, Q=0, X=0, R=R, T=T)
     group_size, shard_prompts = math.ceil(max_sequences / max_prompts), math.ceil(max_prompts / Z)
     # A micro-batch ends when its rows are full, at most `full` times, or when it has Q prompts and the next row needs
     # another one. A prompt counts once for that, and once more whenever full rows have cut its group in two.
@@ -224,9 +201,10 @@ def batch_shape(
     return BatchShape(N=N, Z=Z, Q=Q, X=bucket_of(longest_prompt - 1, shape.prompt_buckets), R=R, T=T)
 
 
-def empty_batch(shape: BatchShape) -> Batch:
+def empty_batch(shape: BatchShape, joins_prompts: bool = False) -> Batch:
     N, Z, Q, X, R, T = shape
     return Batch(
+        prompt_NZRT=np.zeros((N, Z, R, T), np.int32) if joins_prompts else None,
         prefix_token_NZQX=np.full((N, Z, Q, X), PAD_ID, np.int32),
         prefix_length_NZQ=np.zeros((N, Z, Q), np.int32),
         prefix_of_NZR=np.zeros((N, Z, R), np.int32),
@@ -247,24 +225,41 @@ def _fill_micro_batch(batch: Batch, n: int, z: int, micro: MicroBatchRows) -> No
             batch.prefix_of_NZR[n, z, r] = q
             batch.prefix_length_NZQ[n, z, q] = len(prompt) - 1
             batch.prefix_token_NZQX[n, z, q, : len(prompt) - 1] = prompt[:-1]
-        _fill_row(batch, (n, z, r), row, is_shared=Q > 0)
+        start, segment, joins_prompts = 0, 1, batch.prompt_NZRT is not None
+        for _, group in groupby(row, key=lambda sequence: tuple(sequence.prompt) if joins_prompts else ()):
+            start, segment = _fill_group(batch, (n, z, r), start, segment, list(group))
 
 
-def _fill_row(batch: Batch, place: tuple[int, int, int], row: list[TrainSequence], is_shared: bool) -> None:
-    start = 0
-    for segment, sequence in enumerate(row, 1):
+def _fill_group(
+    batch: Batch, place: tuple[int, int, int], start: int, segment: int, group: list[TrainSequence]
+) -> tuple[int, int]:
+    """Write sequences from column `start` on; with `joins_prompts` they continue one prompt. Returns where the next
+    group starts, and its first segment."""
+    joined, align = 0, 1
+    if batch.prompt_NZRT is not None and len(group) > 1 and len(group[0].prompt) > 1:
+        prompt, align = group[0].prompt[:-1], response_alignment(batch.token_NZRT.shape[-1])
+        end = -(-(start + len(prompt)) // align) * align
+        batch.token_NZRT[*place, end - len(prompt) : end] = prompt
+        batch.position_NZRT[*place, end - len(prompt) : end] = np.arange(len(prompt))
+        batch.segment_NZRT[*place, end - len(prompt) : end] = joined = segment
+        start, segment = end, segment + 1
+    is_shared = batch.prefix_token_NZQX.shape[2] > 0 or joined > 0
+    for sequence in group:
         # The last prompt token stays with the response: its hidden state scores the response's first token.
         prompt = sequence.prompt[-1:] if is_shared else sequence.prompt
-        skipped = len(sequence.prompt) - len(prompt)
+        skipped, start = len(sequence.prompt) - len(prompt), -(-start // align) * align
         answer = start + len(prompt)
         end = answer + len(sequence.response)
         batch.token_NZRT[*place, start:answer] = prompt
         batch.token_NZRT[*place, answer:end] = sequence.response
         batch.position_NZRT[*place, start:end] = skipped + np.arange(end - start)
         batch.segment_NZRT[*place, start:end] = segment
+        if joined:
+            batch.prompt_NZRT[*place, start:end] = joined
         batch.weight_NZRT[*place, answer:end] = sequence.weight
         batch.adv_NZRT[*place, answer:end] = sequence.adv
         batch.sampler_logp_NZRT[*place, answer:end] = sequence.sampler_logp
         # Metrics are means over actions: a response that the loss leaves out, such as an overlong one, has none.
         batch.is_action_NZRT[*place, answer:end] = sequence.weight > 0
-        start = end
+        start, segment = end, segment + 1
+    return start, segment

@@ -33,7 +33,8 @@ def hidden_states(model_config: ModelConfig, params: dict, micro: Batch, mesh: M
         token_BT, position_BT, segment_BT = (
             leaf.reshape(Z * R, T) for leaf in (micro.token_NZRT, micro.position_NZRT, micro.segment_NZRT)
         )
-        attend_fn = make_packed_attention(segment_BT, attention, model_config.windows)
+        prompt_BT = None if micro.prompt_NZRT is None else micro.prompt_NZRT.reshape(Z * R, T)
+        attend_fn = make_packed_attention(segment_BT, attention, model_config.windows, prompt_BT)
         x_BTD = transformer.forward(model_config, params, token_BT, position_BT, attend_fn, mesh)
         return x_BTD.reshape(Z, R, T, -1)
     # A shard's prompts and rows stand in one long row, [Z, Q*X + R*T]: token-wise work is one matmul, and attention
@@ -56,10 +57,11 @@ def token_logps(
     chunk: int,
     mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of every token, and the entropy of its distribution; float32[B, T] each, B = Z x R.
+    """Log-prob of every action, and the entropy of its distribution; float32[B, T] each, B = Z x R.
 
-    `logp_BT[:, t]` scores token t (column 0 is 0). With `chunk` > 0 the logits of that many tokens exist at a time and
-    are recomputed in the backward pass, so memory does not grow with T x V.
+    `logp_BT[:, t]` scores token t (column 0 is 0). What other tokens have is of no use. With `chunk` > 0 the logits of
+    that many tokens exist at a time and are recomputed in the backward pass, so memory does not grow with T x V; chunks
+    without an action are skipped.
     """
     x_ZRTD = hidden_states(model_config, params, micro, mesh)
     Z, R, T, D = x_ZRTD.shape
@@ -84,14 +86,8 @@ def token_logps(
     x_ZYD = x_ZRTD.reshape(Z, R * T, D)
     target_ZY = jnp.roll(micro.token_NZRT, -1, axis=-1).reshape(Z, R * T)
     if is_chunked(R * T, chunk):
-        # The checkpoint keeps no chunk's logits for the backward pass, which is the point of the chunks.
-        padding = -(R * T) % chunk
-        x_chunks = jnp.pad(x_ZYD, ((0, 0), (0, padding), (0, 0))).reshape(Z, -1, chunk, D)
-        target_chunks = jnp.pad(target_ZY, ((0, 0), (0, padding))).reshape(Z, -1, chunk)
-        body = jax.checkpoint(lambda _, xs: (None, score_fn(*xs)), prevent_cse=False)
-        chunks = (x_chunks.swapaxes(0, 1), target_chunks.swapaxes(0, 1))  # [chunks, Z, tokens of a chunk, ...]
-        outs = (out.swapaxes(0, 1).reshape(Z, -1)[:, : R * T] for out in lax.scan(body, None, chunks)[1])
-        logp_ZY, entropy_ZY = outs
+        is_scored_ZY = jnp.roll(micro.is_action_NZRT, -1, axis=-1).reshape(Z, R * T)
+        logp_ZY, entropy_ZY = _in_chunks(score_fn, chunk, x_ZYD, target_ZY, is_scored_ZY)
     else:
         logp_ZY, entropy_ZY = score_fn(x_ZYD, target_ZY)
 
@@ -100,6 +96,32 @@ def token_logps(
         return jnp.pad(values_ZY.reshape(Z * R, T)[:, :-1], ((0, 0), (1, 0)))
 
     return shift(logp_ZY), shift(entropy_ZY)
+
+
+def _in_chunks(
+    score_fn: Callable, chunk: int, x_ZYD: jax.Array, target_ZY: jax.Array, is_scored_ZY: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`score_fn` of what is scored, in chunks that hold it first; 0 elsewhere."""
+    Z, padding = x_ZYD.shape[0], -x_ZYD.shape[1] % chunk
+    order_ZY = jnp.argsort(~is_scored_ZY, axis=1, stable=True)
+    x_ZYD = jnp.take_along_axis(x_ZYD, order_ZY[..., None], axis=1)
+
+    def chunks(leaf: jax.Array) -> jax.Array:
+        """[chunks, Z, tokens of a chunk, ...]"""
+        padded = jnp.pad(leaf, ((0, 0), (0, padding), *[(0, 0)] * (leaf.ndim - 2)))
+        return padded.reshape(Z, -1, chunk, *leaf.shape[2:]).swapaxes(0, 1)
+
+    def score_chunk(_: None, xs: tuple) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        x_ZCD, target_ZC, is_scored_ZC = xs
+        zeros_ZC = jnp.zeros_like(x_ZCD[..., 0], jnp.float32)
+        return None, lax.cond(is_scored_ZC.any(), score_fn, lambda *_: (zeros_ZC, zeros_ZC), x_ZCD, target_ZC)
+
+    of_tokens = (jnp.take_along_axis(leaf, order_ZY, axis=1) for leaf in (target_ZY, is_scored_ZY))
+    # The checkpoint keeps no chunk's logits for the backward pass, which is the point of the chunks.
+    body = jax.checkpoint(score_chunk, prevent_cse=False)
+    _, outs = lax.scan(body, None, tuple(map(chunks, (x_ZYD, *of_tokens))))
+    place_ZY = jnp.argsort(order_ZY, axis=1)
+    return tuple(jnp.take_along_axis(out.swapaxes(0, 1).reshape(Z, -1), place_ZY, axis=1) for out in outs)
 
 
 def is_chunked(num_tokens: int, chunk: int) -> bool:

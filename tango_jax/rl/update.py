@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Batch, TrainState, with_base
 from tango_jax.rl import losses
-from tango_jax.rl.packing import MAX_SEGMENTS
+from tango_jax.rl.rows import MAX_SEGMENTS
 from tango_jax.rl.score import micro_batch, token_logps
 from tango_jax.sharding import collectives
 
@@ -103,7 +103,8 @@ def make_update(
     not.
 
     Metrics are device scalars: `loss`, `grad_norm`, `update_ratio` (norm of the update over the norm of the
-    parameters), `tokens`, means over action tokens and maxima from the loss.
+    parameters), `tokens`, `useful_share` (of the computed tokens, those that are not padding), means over action tokens
+    and maxima from the loss.
     """
 
     def update(state: TrainState, batch: Batch, base: dict | None = None) -> tuple[TrainState, dict]:
@@ -134,12 +135,19 @@ def make_update(
             params = optax.apply_updates(state.params, updates)
         tokens = jnp.sum(batch.is_action_NZRT)
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
+        metrics["useful_share"] = _useful_share(batch)
         metrics["update_ratio"] = _norm(updates) / jnp.maximum(_norm(state.params), MIN_NORM)
         metrics |= {name: value / jnp.maximum(tokens, 1) for name, value in sums.items()} | maxima
         return state.replace(params=params, opt_state=opt_state, step=state.step + 1), metrics
 
     out_shardings = None if shardings is None else (shardings, NamedSharding(shardings.step.mesh, P()))
     return jax.jit(update, donate_argnums=0, out_shardings=out_shardings)
+
+
+def _useful_share(batch: Batch) -> jax.Array:
+    (_, Z, R, T), (Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape[2:]
+    useful = jnp.sum(batch.segment_NZRT > 0) + jnp.sum(batch.prefix_length_NZQ)
+    return useful / jnp.maximum(batch.num_micro * Z * (R * T + Q * X), 1)
 
 
 def _norm(tree: Any) -> jax.Array:

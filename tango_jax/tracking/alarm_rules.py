@@ -41,6 +41,7 @@ class Limits(NamedTuple):
     groups_without_signal: float = 0.95  # share of groups in which all samples have the same reward
     step_count_corr: float = 0.5  # of step advantages with the number of steps, within groups
     steps_approved: float = 0.8  # raised only where a larger share of the steps is approved
+    useful_share: float = 0.4  # of the tokens that an update computes, those that are not padding
     still_kl: float = 1e-6  # a role is not learning if its KL stays below this for a window after its first window
 
 
@@ -300,6 +301,18 @@ def _step_count(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | 
     )
 
 
+def _padding(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
+    mean = recent_mean(rows, f"{role}/useful_share", limits.window, least=limits.window)
+    if mean is None or mean >= limits.useful_share / ease or is_over(rows, role, limits.window):
+        return None
+    return (
+        f"{1 - mean:.0%} of the tokens that the {role}'s updates compute are padding",
+        f"{1 - limits.useful_share:.0%}",
+        f"raise {role}.pack_length, so that more responses fit a row, or set {role}.prompts_per_micro_batch=0, so that "
+        "rows hold several prompts; tango_jax.plan compares the times",
+    )
+
+
 OF_UPDATES = (("logprob_gap", _logprob_gap), ("reference", _reference), ("kl", _kl), ("entropy", _entropy),
               ("standing_still", _standing_still))
 RULES: dict[str, Rule] = {
@@ -310,6 +323,6 @@ RULES: dict[str, Rule] = {
     "grader/failures": _grader,
 } | {
     f"{role}/{name}": partial(rule, role)
-    for name, rule in (*OF_UPDATES, ("truncation", _truncation))
+    for name, rule in (*OF_UPDATES, ("truncation", _truncation), ("padding", _padding))
     for role in ROLES
 }

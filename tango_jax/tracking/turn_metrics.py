@@ -14,7 +14,7 @@ from tango_jax.runtime.checks import require
 from tango_jax.tracking.scores import verifier_scores
 
 LARGEST_OF_UPDATES = ("logprob_gap_max", "update_ratio")
-MEANS_OF_UPDATES = ("loss", "grad_norm")
+MEANS_OF_UPDATES = ("loss", "grad_norm", "useful_share")
 OF_UPDATES = (*LARGEST_OF_UPDATES, *MEANS_OF_UPDATES, "clip_fraction", "entropy", "kl", "kl_first", "logprob_gap_mean",
               "logprob_gap_share", "tokens")
 # Names that a row has besides, some of them only in some turns.
@@ -77,9 +77,9 @@ def _about_solutions(verifications: Responses) -> bool:
 def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
     """One figure for all updates of a batch.
 
-    `loss` and `grad_norm`: means over updates. `tokens`: those trained on. `logprob_gap_max` and `update_ratio`: the
-    largest. All others: means over the tokens trained on, and absent if there are none (`loss.mask_overlong`).
-    `kl_first`: of the first update with tokens, 0 before any training.
+    `loss`, `grad_norm` and `useful_share`: means over updates. `tokens`: those trained on. `logprob_gap_max` and
+    `update_ratio`: the largest. All others: means over the tokens trained on, and absent if there are none
+    (`loss.mask_overlong`). `kl_first`: of the first update with tokens, 0 before any training.
     """
     tokens = np.array([metrics.get("tokens", 0) for metrics in updates], np.float64)
     share = tokens / max(tokens.sum(), 1)

@@ -125,6 +125,40 @@ def test_who_sees_whom_in_a_window_by_hand(implementation):
     np.testing.assert_allclose(causal[0, :, 0, 0], [8, 12, 24, 48, 96], rtol=1e-5)
 
 
+@pytest.mark.parametrize("implementation", ["xla", *KERNELS])
+def test_who_sees_whom_where_rows_hold_prompts_by_hand(implementation):
+    """A prompt of two tokens, two responses of two, and a sequence of one; the values tell who is seen. In a window of
+    three, the second response's last token does not see the prompt's first, although a response stands between."""
+    segment_BT, prompt_BT = jnp.array([[1, 1, 2, 2, 3, 3, 4, 0]]), jnp.array([[0, 0, 1, 1, 1, 1, 0, 0]])
+    v_BSKE = jnp.ones((1, 8, K, E)) * (2.0 ** np.arange(8))[None, :, None, None]
+    q_BTHE, k_BSKE = jnp.zeros((1, 8, H, E)), jnp.ones((1, 8, K, E))
+    means = {0: [1, 3 / 2, 7 / 3, 15 / 4, (3 + 16) / 3, (3 + 48) / 4, 64],
+             3: [1, 3 / 2, 7 / 3, (2 + 12) / 3, (3 + 16) / 3, (2 + 48) / 3, 64]}
+    for window, wanted in means.items():
+        fn = make_row_attention(segment_BT, None, implementation, window=window, prompt_BT=prompt_BT)
+        np.testing.assert_allclose(fn(q_BTHE, k_BSKE, v_BSKE)[0, :7, 0, 0], wanted, rtol=1e-5, err_msg=str(window))
+
+
+@pytest.mark.parametrize("window", [0, 90])
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_rows_that_hold_prompts(implementation, window):
+    """Rows of several blocks, as packed: prompts of many lengths with one to four responses, and padding."""
+    rng = np.random.default_rng(4)
+    sequences = [TrainSequence([p] * (1 + 40 * (p % 4)), np.full(n, 5), np.ones(n, np.float32))
+                 for p in range(1, 7) for n in rng.integers(1, 90, 1 + p % 4)]
+    batch = pack(sequences, PackShape(700, 2, joins_prompts=True), 24, 6)
+    assert batch.prompt_NZRT.max() > 1 and batch.num_micro == 1
+    segment_BT, prompt_BT = (leaf[0, 0] for leaf in (batch.segment_NZRT, batch.prompt_NZRT))
+
+    def attended(name, prompt_BT):
+        attend_fn = make_packed_attention(jnp.asarray(segment_BT), name, (0, window), prompt_BT)
+        return results(functools.partial(attend_fn, window=window), segment_BT > 0, random_qkv(2, 700))
+
+    wanted = attended("xla", jnp.asarray(prompt_BT))
+    assert_close(attended(implementation, jnp.asarray(prompt_BT)), wanted, 1e-5)
+    assert np.abs(attended("xla", None)["out"] - wanted["out"]).max() > 0.1
+
+
 @pytest.mark.parametrize("T, X, num_blocks, window", [(95, 8, 1, 0), (101, 37, 2, 0), (513, 0, 2, 0), (1030, 0, 4, 0),
                                                       (1030, 0, 4, 200)])
 def test_blocks_of_queries_change_nothing(T, X, num_blocks, window):

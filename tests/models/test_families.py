@@ -72,7 +72,7 @@ def packed(responses, logps, shape, num_shards=1):
         TrainSequence(PROMPTS[b // 3], tokens, np.ones(len(tokens), np.float32), 0.0, own)
         for b, (tokens, own) in enumerate(zip(responses, logps, strict=True))
     ]
-    return pack(sequences, shape, 6, 2 * bool(shape.prompts), num_shards)
+    return pack(sequences, shape, 6, 2, num_shards)
 
 
 def assert_scored(model, params, rollout, shape):
@@ -129,8 +129,8 @@ def test_layers_with_a_window_see_its_columns_alone(prompt_bucket, cache_dtype):
     np.testing.assert_allclose(scored[mask], batch.sampler_logp_NZRT[mask], **limits)
 
 
-def loss_and_gradients(model, params, batch, mesh=None):
-    loss_fn, micro = make_nll_loss(model, 0, mesh), micro_batch(jax.tree.map(jnp.asarray, batch), 0)
+def loss_and_gradients(model, params, batch, mesh=None, chunk=0):
+    loss_fn, micro = make_nll_loss(model, chunk, mesh), micro_batch(jax.tree.map(jnp.asarray, batch), 0)
     (loss, _), grads = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(params, micro)
     leaves = jax.tree_util.tree_leaves_with_path(grads)
     return {"loss": loss} | {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
@@ -145,8 +145,11 @@ def test_devices_remat_and_unrolling_change_no_gradient(name):
     batch = packed(responses, [0.0] * 6, PackShape(20, 2, 1, (9,)), num_shards=2)
     wanted = loss_and_gradients(model, params, batch)
     mesh = jax.make_mesh((1, 2, 2), TRAIN_AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:4])
+    in_rows = packed(responses, [0.0] * 6, PackShape(48, 1, joins_prompts=True), num_shards=2)
+    assert in_rows.num_micro == 1 and in_rows.prompt_NZRT.any()
     others = {
         "four devices": loss_and_gradients(dataclasses.replace(model, remat="full"), params, batch, mesh),
+        "four devices, prompts in rows, logits in chunks": loss_and_gradients(model, params, in_rows, mesh, chunk=7),
         "dots, unrolled": loss_and_gradients(dataclasses.replace(model, remat="dots", unroll=True), params, batch),
     }
     for other, got in others.items():

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from support.update_cases import tiny_role
-from tango_jax.rl.packing import MAX_SEGMENTS, PackShape, TrainSequence, assign_rows, pack, pack_shape
+from tango_jax.rl.packing import PackShape, TrainSequence, pack, pack_shape
+from tango_jax.rl.rows import MAX_SEGMENTS, assign_groups, assign_rows
 
 
 def test_pack_shape_of_a_role():
@@ -14,6 +15,8 @@ def test_pack_shape_of_a_role():
     assert pack_shape(config) == PackShape(row_length=7, rows=2, prompts=2, prompt_buckets=(4, 8))
     config.pack_length = 40
     assert pack_shape(config) == PackShape(row_length=40, rows=2, prompts=2, prompt_buckets=(4, 8))
+    config.pack_length, config.prompts_per_micro_batch = 0, 0
+    assert pack_shape(config) == PackShape(row_length=14, rows=2, prompt_buckets=(4, 8), joins_prompts=True)
 
 
 def test_assign_rows_first_fit_decreasing():
@@ -37,6 +40,49 @@ def test_assign_rows_properties():
         # A sequence opens a row only where it fits no earlier one: two rows half empty cannot both be there.
         half_empty = [2 * n <= row_length and len(row) < MAX_SEGMENTS for n, row in zip(used, rows, strict=True)]
         assert sum(half_empty) < 2
+
+
+def test_assign_groups_by_hand():
+    # Rows of 20 tokens. A group of one takes prompt + response, a larger one its prompt - 1 and 1 + each response.
+    # Of the largest, [2, 3, 4], 4 + 9 + 6 = 19 tokens open a row, and 5 + 2 another; [5] opens a third. Then [0, 1], of
+    # 2 + 4 + 3, goes to the second.
+    prompts, lengths, groups = [3, 3, 5, 5, 5, 9], [3, 2, 8, 5, 2, 9], [[0, 1], [2, 3, 4], [5]]
+    assert assign_groups(prompts, lengths, groups, 20) == [[2, 3], [4, 0, 1], [5]]
+    # The first row has room for [2] alone, whose 3 tokens are not worth a prompt of 5 once more.
+    assert assign_groups([9, 5, 5], [8, 7, 3], [[0], [1, 2]], 25) == [[0], [1, 2]]
+    assert assign_groups([9, 1, 1], [8, 20, 3], [[0], [1, 2]], 23) == [[1], [2, 0]]
+    with pytest.raises(AssertionError, match=r"a sequence of 3 \+ 8 tokens does not fit a row of 10"):
+        assign_groups([3], [8], [[0]], 10)
+
+
+def test_rows_that_hold_prompts_by_hand():
+    tokens = iter(range(20, 40))
+    sequences = [
+        TrainSequence(prompt, np.array([next(tokens) for _ in range(length)]), np.full(length, 0.5, np.float32), adv)
+        for prompt, length, adv in (([7, 8, 9], 2, 1.0), ([7, 8, 9], 1, 2.0), ([5, 6], 2, 3.0), ([4], 1, 4.0),
+                                    ([4], 1, 5.0))
+    ]
+    batch = pack(sequences, PackShape(row_length=16, rows=1, joins_prompts=True), max_sequences=6, max_prompts=3)
+    rows = {  # the prompt of two responses without its last token, them with it; then whole sequences
+        "token": [7, 8, 9, 20, 21, 9, 22, 5, 6, 23, 24, 4, 25, 4, 26, 0],
+        "position": [0, 1, 2, 3, 4, 2, 3, 0, 1, 2, 3, 0, 1, 0, 1, 0],
+        "segment": [1, 1, 2, 2, 2, 3, 3, 4, 4, 4, 4, 5, 5, 6, 6, 0],
+        "prompt": [0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        "adv": [0, 0, 0, 1, 1, 0, 2, 0, 0, 3, 3, 0, 4, 0, 5, 0],
+        "is_action": [0, 0, 0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 1, 0, 1, 0],
+    }
+    assert batch.num_micro == 1 and batch.token_NZRT.shape == (6, 1, 1, 16)
+    for name, row in rows.items():
+        np.testing.assert_array_equal(getattr(batch, f"{name}_NZRT")[0, 0, 0], row, err_msg=name)
+
+
+def test_responses_of_long_rows_begin_at_few_columns():
+    """At multiples of 4 in rows of 2,048, with the prompt right before the first."""
+    sequences = [TrainSequence([3] * 6, np.full(n, 9), np.ones(n, np.float32), n) for n in (5, 2)]
+    batch = pack([TrainSequence([3], np.array([9]), np.ones(1, np.float32)), *sequences],
+                 PackShape(2048, 1, joins_prompts=True), max_sequences=4, max_prompts=2)
+    assert batch.segment_NZRT[0, 0, 0, :22].tolist() == [0] * 3 + [1] * 5 + [2] * 6 + [0] * 2 + [3] * 3 + [4] * 2 + [0]
+    assert batch.prompt_NZRT[0, 0, 0, :22].tolist() == [0] * 8 + [1] * 6 + [0] * 2 + [1] * 3 + [0] * 3
 
 
 def test_pack_by_hand():

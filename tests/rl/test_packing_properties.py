@@ -14,10 +14,11 @@ def batches(draw):
     prompts = draw(st.lists(st.sampled_from([(1,), (2,), (2, 3), (2, 4, 5), (2, 4, 6)]), min_size=P, max_size=P))
     lengths = draw(st.lists(st.integers(1, 9), min_size=P * M, max_size=P * M))
     is_kept = draw(st.lists(st.booleans(), min_size=P * M, max_size=P * M))
-    sizes = [draw(st.sampled_from(choices)) for choices in ((1, 2, 8), (0, 1, 2, 5), (1, 2, 3, 8))]
+    sizes = [draw(st.sampled_from(choices)) for choices in ((1, 2, 8), (0, 1, 2, 5, JOINED), (1, 2, 3, 8))]
     return prompts, np.reshape(lengths, (P, M)), np.reshape(is_kept, (P, M)), *sizes, P + draw(st.integers(0, 3))
 
 
+JOINED = -1  # prompts stand in rows, in the place of a number of prompts beside them
 EQUAL = [(2, 3)] * 4
 REPEATED = (EQUAL + [(1,), (2,), (2, 4, 5), (2, 4, 6)], np.full((8, 8), 9), np.ones((8, 8), bool), 8, 2, 8, 8)
 
@@ -26,8 +27,10 @@ REPEATED = (EQUAL + [(1,), (2,), (2, 4, 5), (2, 4, 6)], np.full((8, 8), 9), np.o
 @given(batches())
 @example(REPEATED)  # half of the prompts are equal
 @example((EQUAL, np.full((4, 8), 9), np.ones((4, 8), bool), 8, 1, 8, 8))
+@example((*REPEATED[:4], JOINED, 8, 8))
 def test_every_response_is_packed_once_beside_its_prompt(batch):
     prompts, lengths_PM, is_kept_PM, rows, shared, shards, most = batch
+    joins, shared = shared == JOINED, max(shared, 0)
     P, M = lengths_PM.shape
     rng = np.random.default_rng(0)
     sequences = [
@@ -37,7 +40,7 @@ def test_every_response_is_packed_once_beside_its_prompt(batch):
         )
         for p in range(P) for m in range(M)
     ]
-    shape = PackShape(10 if shared else 12, rows, shared, (1, 2) if shared else ())
+    shape = PackShape(10 if shared else 30 if joins else 12, rows, shared, (1, 2) if shared else (), joins)
     packed = pack(sequences, shape, max_sequences=most * M, max_prompts=most, num_shards=shards)
     again = pack([], shape, max_sequences=most * M, max_prompts=most, num_shards=shards)
     assert packed.token_NZRT.shape == again.token_NZRT.shape  # it depends on the maxima alone
@@ -53,6 +56,8 @@ def test_every_response_is_packed_once_beside_its_prompt(batch):
         if shared:
             q = packed.prefix_of_NZR[place]
             own = [*packed.prefix_token_NZQX[*place[:2], q, : packed.prefix_length_NZQ[*place[:2], q]], *own]
+        if joins and (prompt := packed.prompt_NZRT[place][where[0]]):
+            own = [*packed.token_NZRT[place][packed.segment_NZRT[place] == prompt], *own]
         np.testing.assert_array_equal(own, sequence.prompt)
-        start = len(sequence.prompt) - (packed.position_NZRT[place][in_segment][0] if shared else 0)
+        start = len(sequence.prompt) - packed.position_NZRT[place][in_segment][0]
         assert packed.position_NZRT[place][in_segment][start] == len(sequence.prompt)

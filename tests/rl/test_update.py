@@ -111,6 +111,7 @@ LAYOUTS = {  # name: (shape, one sequence a row, tokens scored at a time)
     "one_micro_batch": (PackShape(row_length=24, rows=3), False, 5),
     "a_shared_prompt": (PackShape(8, rows=2, prompts=1, prompt_buckets=(6,)), False, 0),
     "two_shared_prompts": (PackShape(13, rows=3, prompts=2, prompt_buckets=(2, 7)), False, 6),
+    "prompts_in_rows": (PackShape(30, rows=1, joins_prompts=True), False, 4),
 }
 
 
@@ -118,7 +119,8 @@ LAYOUTS = {  # name: (shape, one sequence a row, tokens scored at a time)
 def test_packing_and_micro_batches_change_neither_loss_nor_gradient(data, expected, name):
     shape, one_a_row, chunk = LAYOUTS[name]
     batch = make_batch(data, shape, one_a_row=one_a_row)
-    micros = {"packed": 2, "one_sequence_a_row": 6, "one_micro_batch": 1, "a_shared_prompt": 3, "two_shared_prompts": 2}
+    micros = {"packed": 2, "one_sequence_a_row": 6, "one_micro_batch": 1, "a_shared_prompt": 3, "two_shared_prompts": 2,
+              "prompts_in_rows": 2}
     assert batch.num_micro == micros[name]
     loss, grads, _ = run_update(LOSS, batch, chunk=chunk)
     assert loss == pytest.approx(expected[0], rel=1e-5, abs=1e-5)
@@ -126,7 +128,8 @@ def test_packing_and_micro_batches_change_neither_loss_nor_gradient(data, expect
 
 
 def test_metrics_are_means_over_action_tokens(data, expected):
-    _, grads, metrics = run_update(LOSS, make_batch(data))
+    batch = make_batch(data)
+    _, grads, metrics = run_update(LOSS, batch)
     seen = {name: np.asarray(values) for name, values in expected[2].items()}
     gap = np.abs(data["old"] - data["sampler"])[data["weight"] > 0]
     assert metrics == pytest.approx({
@@ -140,6 +143,7 @@ def test_metrics_are_means_over_action_tokens(data, expected):
         "logprob_gap_mean": gap.mean(),
         "logprob_gap_max": gap.max(),
         "logprob_gap_share": (np.exp(gap) > 1.1).mean(),
+        "useful_share": (batch.segment_NZRT > 0).sum() / (2 * 2 * 14),  # two micro-batches of two rows
     }, rel=1e-4)
     assert 0 < metrics["logprob_gap_share"] < 1
 

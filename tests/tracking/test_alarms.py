@@ -17,7 +17,7 @@ HEALTHY = {
     "verifier/rate_correct": 0.55, "verifier/rate_invalid": 0.01, "verifier/outcome_balanced_accuracy": 0.7,
     **{f"{role}/{name}": value for role in ("generator", "verifier") for name, value in (
         ("truncation_rate", 0.01), ("logprob_gap_mean", 2e-4), ("logprob_gap_share", 0.001), ("entropy", 0.5),
-        ("kl", 0.02), ("groups_without_signal", 0.4))},
+        ("kl", 0.02), ("groups_without_signal", 0.4), ("useful_share", 0.7))},
 }
 
 SECOND_TRIES = {"second_try/tokens_sampled": 600, "second_try/length_mean": 30.0,
@@ -53,6 +53,7 @@ CASES = [
       for role in ("generator", "verifier")
       for alarm, name, worse, said, inside in (
           ("truncation", "truncation_rate", 0.11, "11.0% of the", 0.099),
+          ("padding", "useful_share", 0.39, "61% of the tokens that the", 0.41),
           # 7.5 % of the tokens: what TRL's issue 6789 reports of a sampler that disagreed with its trainer.
           ("logprob_gap", "logprob_gap_share", 0.075, "at 7.5% of the tokens", 0.019),
           ("logprob_gap", "logprob_gap_mean", 0.021, "by 0.021 nats", 0.019),
