@@ -35,7 +35,7 @@ def get_config(argument: str = "") -> ConfigDict:
         role.model.compute_dtype, role.model.remat, role.model.head_precision = "bfloat16", "full", "bfloat16_x3"
         role.logp_chunk = 512  # 152k float32 logits per token
         role.row_buckets = (16, 32, 64, 128)
-        role.rows_per_micro_batch, role.prompts_per_micro_batch = 4, 2
+        role.prompts_per_micro_batch = 0
         role.optimizer.lora_lr = 1e-5
         role.sft.batch_size, role.sft.rows_per_micro_batch = 16, 2
         role.sft.eval_every, role.sft.eval_examples, role.sft.checkpoint_every = 16, 16, 64
@@ -44,6 +44,8 @@ def get_config(argument: str = "") -> ConfigDict:
     # The longest question gives a prompt of 305 tokens; the verifier's has 378 to 589 tokens without the solution.
     config.generator.max_prompt, config.generator.max_response = 320, 512
     config.verifier.max_prompt, config.verifier.max_response = 1088, 512
+    config.generator.pack_length, config.generator.rows_per_micro_batch = 2048, 2
+    config.verifier.pack_length, config.verifier.rows_per_micro_batch = 4096, 1
     config.generator.cache_buckets, config.verifier.cache_buckets = (192,), ()
     config.verifier.prompt_buckets = (832,)
     config.verifier.row_buckets = (16, 32, 64)  # its prompts are long, and are read all at once

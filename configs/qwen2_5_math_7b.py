@@ -60,7 +60,7 @@ def set_role(role: ConfigDict) -> None:
     role.template = "math"
     role.model.param_dtype, role.model.compute_dtype, role.model.remat = "float32", "bfloat16", "dots"
     role.model.head_precision = "bfloat16_x3"  # finer than the hidden states by eight bits
-    role.logp_chunk = 512  # 152k float32 logits per token: 0.3 GB per chunk, 5 GB for a whole micro-batch
+    role.logp_chunk = 2048  # 152k float32 logits per token: 1.2 GB per chunk, 5 GB for a whole micro-batch
     role.temperature, role.top_p, role.top_k = 1.0, 1.0, 0
     role.loss.aggregation = "token_mean"  # as in the published code; the paper's equation is seq_mean
     role.loss.clip_low = role.loss.clip_high = 0.2
@@ -73,7 +73,8 @@ def set_role(role: ConfigDict) -> None:
     role.mesh.data, role.mesh.fsdp, role.mesh.decode_tensor = 1, -1, 4
     # A process of 8 devices samples 320 rows in a phase. They start together, and batches shrink in small steps.
     role.row_buckets = (16, 32, 64, 112, 160, 208, 256, 320)
-    role.rows_per_micro_batch, role.prompts_per_micro_batch = 4, 2
+    # Rows of 8,192 tokens hold two or three problems with their responses.
+    role.pack_length, role.rows_per_micro_batch, role.prompts_per_micro_batch = 8192, 1, 0
 
 
 def set_generator(role: ConfigDict) -> None:
@@ -92,7 +93,7 @@ def set_generator(role: ConfigDict) -> None:
 
 def set_verifier(role: ConfigDict) -> None:
     """Lengths and batch sizes of the verifier, which has no stage 1."""
-    role.mesh.tensor = 4  # they share each of its long rows, too, and with them what `remat` keeps
+    role.mesh.tensor, role.rows_per_micro_batch = 4, 2  # they share what `remat` keeps of its rows
     role.max_prompt, role.max_response = 4096, 4096
     role.prompt_buckets, role.cache_buckets = (1024, 2048), (1024, 2048)
     role.cache_tokens = 160 * (4096 + 4096)  # by the same arithmetic, 19 GB

@@ -30,8 +30,9 @@ def get_config() -> ConfigDict:
         role.mesh.data, role.mesh.fsdp, role.mesh.tensor, role.mesh.decode_tensor = 1, -1, 1, 1
         role.row_buckets = (8, 16, 32, 48, 64, 96, 128)
         role.cache_tokens = 64 * 4096  # 15 GB of keys and values, 64 rows at their longest
-        role.rows_per_micro_batch, role.prompts_per_micro_batch = 2, 1
         role.loss.kl_coef = 0.001  # against the base with the adapter that stage 1 left, which costs that adapter
+    config.generator.pack_length, config.generator.rows_per_micro_batch = 4096, 2
+    config.verifier.pack_length, config.verifier.rows_per_micro_batch = 8192, 1
     config.generator.init_from = "runs/qwen2_5_math_7b_lora_sft"
     # Question and solution, then the verification: all 4096 positions of the model.
     config.verifier.max_prompt, config.verifier.max_response = 2560, 1536

@@ -307,7 +307,7 @@ def _padding(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Fi
         return None
     return (
         f"{1 - mean:.0%} of the tokens that the {role}'s updates compute are padding",
-        f"{1 - limits.useful_share:.0%}",
+        f"{limits.useful_share} of useful tokens",
         f"raise {role}.pack_length, so that more responses fit a row, or set {role}.prompts_per_micro_batch=0, so that "
         "rows hold several prompts; tango_jax.plan compares the times",
     )

@@ -78,7 +78,7 @@ def test_the_published_table(name, argument):
         assert (loss.algorithm, loss.aggregation, loss.ratio) == (argument or "grpo", "token_mean", "token")
         assert (role.temperature, role.top_p, role.top_k, role.use_chat) == (1.0, 1.0, 0, False)
         assert (role.model.param_dtype, role.model.compute_dtype) == ("float32", "bfloat16")
-        assert (role.logp_chunk, role.template) == (512, "math")
+        assert (role.logp_chunk, role.template) == (2048, "math")
     assert (rl.prompts_per_step, rl.samples_per_prompt, rl.verifications_per_solution) == (256, 5, 1)
     assert (rl.warmup_steps, rl.generator_steps) == (40, 300)
     assert (rl.generator_turns_per_cycle, rl.verifier_turns_per_cycle) == (3, 1)
@@ -169,9 +169,9 @@ def test_learning_rates(name):
 @pytest.mark.parametrize("name, rows, generator, verifier", [
     # rows of a batch; then per role: processes or decode batches that share them, micro-batches at most, tokens of a
     # micro-batch
-    ("qwen2_5_math_7b", 1280, (4, 609, 4 * 2049 + 2 * 2048), (4, 609, 4 * 4097 + 2 * 4096)),
-    ("llama3_1_8b", 1280, (4, 609, 4 * 2049 + 2 * 2048), (4, 609, 4 * 4097 + 2 * 4096)),
-    ("qwen2_5_1_5b_last_letter", 320, (1, 32, 16 * 385 + 8 * 256), (1, 32, 16 * 769 + 8 * 704)),
+    ("qwen2_5_math_7b", 1280, (4, 1280, 8192), (4, 640, 2 * 8192)),
+    ("llama3_1_8b", 1280, (4, 1280, 8192), (4, 640, 2 * 8192)),
+    ("qwen2_5_1_5b_last_letter", 320, (1, 80, 4 * 2048), (1, 80, 4 * 2048)),
 ])
 def test_batch_arithmetic(name, rows, generator, verifier):
     config = resolved(name)
@@ -183,9 +183,9 @@ def test_batch_arithmetic(name, rows, generator, verifier):
         assert rows == calls * role.row_buckets[-1]
         shape = pack_shape(role)
         batch = abstract_batch(shape, rows, rl.prompts_per_step, role.max_prompt, role.max_response, shards=1)
-        (N, _, R, T), (_, _, Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape
-        assert (N, R * T + Q * X) == (micros, tokens)
-        assert T == role.max_response + 1 and X == role.max_prompt
+        N, _, R, T = batch.token_NZRT.shape
+        assert (N, R * T) == (micros, tokens) and shape.joins_prompts
+        assert T >= role.max_response + role.max_prompt
     # The verifier reads the problem, the whole solution and its own instructions.
     assert config.verifier.max_prompt >= config.generator.max_response + config.generator.max_prompt
 
