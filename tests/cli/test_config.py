@@ -219,7 +219,7 @@ MISTAKES = [
     ("verifier.logp_chunk=-1", r"verifier\.logp_chunk=-1 must be at least 0"),
     ("verifier.prompts_per_micro_batch=-1", r"verifier\.prompts_per_micro_batch=-1 must be at least 0"),
     ("verifier.prompts_per_micro_batch=0 verifier.max_prompt=99 verifier.pack_length=98",
-     r"pack_length=98 cannot hold a response of max_response=\d+ and a prompt of max_prompt=99: set it to 0 or raise it"),
+     r"pack_length=98 cannot hold a response of max_response=\d+ and a prompt of max_prompt=99: set it to 0"),
     ("verifier.sft.rows_per_micro_batch=0", r"verifier\.sft\.rows_per_micro_batch=0 must be at least 1"),
     ("generator.pack_length=36", r"generator\.pack_length=36 cannot hold a response of max_response=36 .* raise it"),
     ("generator.row_buckets=()", r"generator\.row_buckets=\(\) must ascend and not be empty"),
