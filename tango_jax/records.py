@@ -33,6 +33,24 @@ class Rollout:
     row_steps: int  # rows x steps computed; the excess over the sampled tokens was wasted on finished rows
 
 
+class _FoundLater:
+    """A field of a record. Its value may be given as a function without arguments, which the first reader calls."""
+
+    def __set_name__(self, owner: type, name: str):
+        self._name = name
+
+    def __get__(self, record: Any, owner: type | None = None) -> Any:
+        if record is None:
+            raise AttributeError(self._name)  # for dataclasses: the field has no default
+        value = record.__dict__[self._name]
+        if callable(value):
+            value = record.__dict__[self._name] = value()
+        return value
+
+    def __set__(self, record: Any, value: Any) -> None:
+        record.__dict__[self._name] = value
+
+
 @dataclasses.dataclass(frozen=True)
 class Solution:
     """A generator response, decoded, parsed and graded (method/texts.py)."""
@@ -42,9 +60,11 @@ class Solution:
     steps: tuple[str, ...]  # inner text of each step block
     step_ends: tuple[int, ...]  # index of the response token with the last character of each block
     format_score: float
-    is_correct: bool
+    is_correct: bool = _FoundLater()  # of a turn's solutions: the first read waits for the grades of the whole call
     gold_steps: tuple[bool, ...] | None  # step labels from the task, if it provides them
-    token_ends: tuple[int, ...] = ()  # number of characters complete after each response token
+    # Number of characters complete after each response token, as an array of Python's: it is compared by values, and
+    # sent between processes as bytes.
+    token_ends: Sequence[int] = dataclasses.field(default=(), hash=False)
     is_truncated: bool = False
     label: bool | None = None  # what training takes for the grade, such as the majority's opinion; None: the grade
     after: Any = None  # what its prompt showed beside the problem: of a second try, the Verification of the first
@@ -64,7 +84,7 @@ class Verification:
     format_score: float
     is_aligned: bool
     blocks: tuple[str, ...]  # text of each verification block
-    token_ends: tuple[int, ...] = ()  # number of characters complete after each response token
+    token_ends: Sequence[int] = dataclasses.field(default=(), hash=False)  # as of a Solution
     is_truncated: bool = False
     of: Any = None  # what it judges: a Solution; of a second judgement, a Verification
 

@@ -1,6 +1,7 @@
 """One turn of either role: a method's function (method/tango.py) samples and rewards, then the policy is updated."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,12 @@ from ml_collections import ConfigDict
 
 from tango_jax.grading import FAILURES, GradeReport
 from tango_jax.loop.breakdown import Broken
+from tango_jax.loop.gather import gather
 from tango_jax.method.lesson import advantages_of, digest_of
 from tango_jax.method.load import Method
 from tango_jax.method.texts import build_prompts, read_responses, rollout_metrics, with_parents
 from tango_jax.method.turn import MAX_SCORED_TOKENS, Turn, cursors_after
-from tango_jax.records import Memory, Problem, Responses, Rollout, States, TrainState, TurnResult
+from tango_jax.records import Memory, Problem, Responses, Rollout, States, TrainState, TurnResult, problem_of
 from tango_jax.rl.packing import action_mask, pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Place
@@ -22,9 +24,9 @@ from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.checks import require
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.sampling.sampler import SampleRequest
-from tango_jax.tasks.own_grader import grade_own_solutions
+from tango_jax.tasks.own_grader import Grading
 from tango_jax.tasks.task import Task
-from tango_jax.text.prompts import OWN, Prompt
+from tango_jax.text.prompts import OWN, SOLVE, Prompt
 from tango_jax.tracking.turn_metrics import over_updates, turn_metrics
 
 # Timer phases: of sampling, and of reading what was sampled.
@@ -49,6 +51,7 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
     t = Turn(context.config, context.task, place, memory, method.algorithms[role], PolicyWork(context, states),
              method.own_rewards.get(role), method.rehearsals[role].calls)
     lesson = method.turns[role](t)
+    t.wait_for_grades()
     adv_BT = advantages_of(lesson, role, context.config)
     check_alike(context.config, role, digest_of(lesson, adv_BT))
     state, update_metrics = update_policy(context, states[role], lesson.responses, adv_BT)
@@ -73,15 +76,13 @@ class PolicyWork:
 
     def respond(self, prompt: Prompt, parents: Sequence, samples: int, path: tuple[str | int, ...]) -> Responses:
         key_data = rng.step_key(self.context.config.seed, *path)
-        return respond(self.context, self.states, prompt.role, parents, samples, key_data, prompt=prompt)
+        return respond(self.context, self.states, prompt.role, parents, samples, key_data, prompt=prompt,
+                       waits_for_grades=False)
 
     def grade(self, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
         # Graded once: another process might run into another time limit.
         with self.context.timer("grade"):
-            report = grade_own_solutions(self.context.task, hosts.own_part(problems), hosts.own_part(texts))
-        counts = {name: sum(hosts.join_parts([getattr(report, name)])) for name in FAILURES}
-        return GradeReport(tuple(map(bool, hosts.join_parts(report.correct))), **counts,
-                           failures=tuple(hosts.join_parts(report.failures)))
+            return Grading(self.context.task, hosts.own_part(problems), hosts.own_part(texts)).report()
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
         policy = self.context.policies[responses.role]
@@ -113,9 +114,12 @@ def _own_shards(array: jax.Array | np.ndarray) -> list[np.ndarray]:
 
 def respond(
     context: RunContext, states: States, role: str, parents: Sequence, group_size: int, key_data: np.ndarray,
-    is_greedy: bool = False, prompt: Prompt | None = None,
+    is_greedy: bool = False, prompt: Prompt | None = None, waits_for_grades: bool = True,
 ) -> Responses:
-    """Sample a role's responses about each parent. Raises Broken in every process if logits are not finite."""
+    """Sample a role's responses about each parent. Raises Broken in every process if logits are not finite.
+
+    `waits_for_grades` False: solutions may still be graded, and the first to read a grade waits for all of them.
+    """
     prompt, policy, timer = prompt or OWN[role], context.policies[role], context.timer
     (first, last), (sample_phase, read_phase) = hosts.own_range(len(parents)), PHASES[role]
     with timer(sample_phase):
@@ -136,14 +140,48 @@ def respond(
     owners = [parent for parent in parents for _ in range(group_size)]
     with timer(read_phase):
         own_owners = owners[first * group_size : last * group_size]
-        records, own_counts = read_responses(prompt, context.task, policy.tokenizer, own_owners, rollout)
-    records, rollout = with_parents(hosts.join_parts(records), owners), _gather_rollout(rollout)
+        records = read_responses(prompt, context.task, policy.tokenizer, own_owners, rollout)
+        grading = _start_grading(context.task, role, own_owners, records)
+    with timer("exchange"):
+        records, rollout = gather(records, rollout)
     metrics = rollout_metrics(prompt.name, rollout)
     if prompt is not OWN["generator"]:
         metrics |= {f"{prompt.name}/prompts_shortened": sum(is_cut), f"{prompt.name}/shortened_rate": np.mean(is_cut)}
-    for one in hosts.join_parts([own_counts]):
-        metrics |= {name: metrics.get(name, 0) + count for name, count in one.items()}
+    grades = None
+    if grading:
+        grades_fn = _grades_fn(grading, timer, metrics, "" if prompt is SOLVE else f"{prompt.name}_")
+        grades = [functools.partial(_grade_of, grades_fn, row) for row in range(len(records))]
+        if waits_for_grades:
+            grades = grades_fn()
+    records = with_parents(records, owners, grades)
     return Responses(role, parents, prompts, group_size, rollout, records, metrics, prompt.name)
+
+
+def _start_grading(task: Task, role: str, owners: Sequence, records: Sequence) -> Grading | None:
+    if role == "verifier":
+        return None
+    return Grading(task, [problem_of(parent) for parent in owners], [record.text for record in records])
+
+
+def _grades_fn(
+    grading: Grading, timer: PhaseTimer, metrics: dict[str, float], kind: str
+) -> Callable[[], tuple[bool, ...]]:
+    """A function that waits for the grades, and then adds the counts of failures to the metrics."""
+
+    @functools.cache
+    def grades() -> tuple[bool, ...]:
+        with timer("grade"):
+            report = grading.report()
+        if grading.beside_s:
+            timer.add("grade_beside", grading.beside_s)
+        metrics.update({f"grader/{kind}{name}": getattr(report, name) for name in FAILURES})
+        return report.correct
+
+    return grades
+
+
+def _grade_of(grades_fn: Callable[[], tuple[bool, ...]], row: int) -> bool:
+    return grades_fn()[row]
 
 
 def _show_ended(show_fn: Callable[[str], None], prompt: Prompt, total: int) -> Callable[[int], None]:
@@ -170,16 +208,6 @@ def _sample(context: RunContext, policy: Policy, weights: Any, request: SampleRe
     if mistake:
         raise Broken(policy.role, f"cannot sample from the {policy.role}: {mistake}")
     return rollout
-
-
-def _gather_rollout(rollout: Rollout) -> Rollout:
-    return Rollout(
-        tokens=tuple(hosts.join_parts(rollout.tokens)),
-        logps=tuple(hosts.join_parts(rollout.logps)),
-        is_truncated_B=np.array(hosts.join_parts(rollout.is_truncated_B), bool),
-        decode_steps=max(hosts.join_parts([rollout.decode_steps])),
-        row_steps=sum(hosts.join_parts([rollout.row_steps])),
-    )
 
 
 def update_policy(

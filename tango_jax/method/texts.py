@@ -1,17 +1,17 @@
 """Texts of both roles: prompts to token ids, and sampled tokens to parsed records."""
 
 import dataclasses
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from tango_jax.grading import FAILURES, parse_solution, parse_verification
+from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.records import Problem, Rollout, Solution, Verification, problem_of
 from tango_jax.rl.policy import Policy
-from tango_jax.tasks.own_grader import grade_own_solutions
 from tango_jax.tasks.task import Task
-from tango_jax.text.prompts import SOLVE, Prompt, prompt_ids
+from tango_jax.text.prompts import Prompt, prompt_ids
 from tango_jax.text.templates import PromptTooLong
 from tango_jax.text.tokenizer import Tokenizer, token_of_character
 
@@ -29,26 +29,22 @@ def build_prompts(policy: Policy, prompt: Prompt, parents: Sequence) -> tuple[li
 
 def read_responses(
     prompt: Prompt, task: Task, tokenizer: Tokenizer, owners: Sequence, rollout: Rollout
-) -> tuple[list[Solution] | list[Verification], dict[str, float]]:
-    """Parse the responses of this process: records without their parents (`with_parents`), and counts to be summed over
-    processes."""
+) -> list[Solution] | list[Verification]:
+    """Parse the responses of this process: records without their parents and grades (`with_parents`)."""
     decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
     rows = zip(owners, decoded, rollout.is_truncated_B, strict=True)
     if prompt.role == "verifier":
-        return [make_verification(parent, text, ends, is_cut) for parent, (text, ends), is_cut in rows], {}
-    problems = [problem_of(parent) for parent in owners]
-    report = grade_own_solutions(task, problems, [text for text, _ in decoded])
-    solutions = [make_solution(task, problem, text, ends, is_correct, is_cut) for problem, is_correct, (_, (text, ends),
-                 is_cut) in zip(problems, report.correct, rows, strict=True)]
-    kind = "" if prompt is SOLVE else f"{prompt.name}_"
-    return solutions, {f"grader/{kind}{name}": getattr(report, name) for name in FAILURES}
+        return [make_verification(parent, text, ends, is_cut) for parent, (text, ends), is_cut in rows]
+    return [make_solution(task, problem_of(parent), text, ends, False, is_cut) for parent, (text, ends), is_cut in rows]
 
 
-def with_parents(records: Sequence, owners: Sequence) -> list:
+def with_parents(records: Sequence, owners: Sequence, grades: Sequence | None = None) -> list:
+    """`grades` of solutions: bools, or functions without arguments that return one; None: they have theirs."""
     return [
         dataclasses.replace(record, of=owner) if isinstance(record, Verification)
-        else dataclasses.replace(record, problem=problem_of(owner), after=None if isinstance(owner, Problem) else owner)
-        for record, owner in zip(records, owners, strict=True)
+        else dataclasses.replace(record, problem=problem_of(owner), after=None if isinstance(owner, Problem) else owner,
+                                 is_correct=record.is_correct if grades is None else grades[row])
+        for row, (record, owner) in enumerate(zip(records, owners, strict=True))
     ]
 
 
@@ -65,7 +61,7 @@ def make_solution(
         format_score=parsed.format_score,
         is_correct=bool(is_correct),
         gold_steps=task.gold_steps(problem, parsed.steps) if task.gold_steps else None,
-        token_ends=tuple(ends),
+        token_ends=array("i", ends),
         is_truncated=bool(is_truncated),
     )
 
@@ -81,7 +77,7 @@ def make_verification(judged: Any, text: str, ends: Sequence[int], is_truncated:
         format_score=parsed.format_score,
         is_aligned=parsed.aligned,
         blocks=parsed.blocks,
-        token_ends=tuple(ends),
+        token_ends=array("i", ends),
         is_truncated=bool(is_truncated),
     )
 

@@ -56,6 +56,9 @@ class Call(NamedTuple):
 Calls = dict[tuple[str, int], Call]  # (name of the prompt, calls of that prompt before) -> call
 
 
+RewardFn = Callable[["Turn", Responses], tuple[Responses, Rewards]]  # such as `rewards.graded`
+
+
 class Advantages:
     """The algorithm of a role with its settings: rewards in, float32 [B, T] out, 0 off the actions."""
 
@@ -134,7 +137,8 @@ class Turn:
     def sample(
         self, role: str, parents: Sequence, samples: int = 1, prompt: Prompt | None = None, at_most: int = 0
     ) -> Responses:
-        """`samples` responses of a role to its prompt about each parent, decoded, parsed and graded.
+        """`samples` responses of a role to its prompt about each parent, decoded, parsed and graded. The grading may go
+        on while the turn does: the first read of a grade waits for those of the whole call.
 
         `parents`: problems for the generator's prompt, solutions for the verifier's; see text/prompts.py. `at_most`:
         the most parents that there can be, where their number depends on data. Raises ValueError: there are more
@@ -178,24 +182,63 @@ class Turn:
         """Responses to `rl.prompts_per_step` problems, with their rewards. With `rl.dynamic_sampling` (DAPO, arXiv
         2503.14476), more batches are drawn until so many problems have responses whose rewards differ. `sample_fn`:
         problems -> (responses to train on, their rewards); it may make several calls."""
-        site, batches, most = self._site(stream), [], 1 + self.rl.dynamic_sampling
-        before, numbers = self.sampled, self._numbers
+        rewards = []
+
+        def sample(problems: list[Problem]) -> Responses:
+            responses, reward = sample_fn(problems)
+            rewards.append(reward)
+            return responses
+
+        responses, reward_fn = self.until_full_later(sample, lambda _, responses: (responses, rewards[-1]), stream)
+        return responses, reward_fn()
+
+    def until_full_later(
+        self, sample_fn: Callable[[list[Problem]], Responses], reward_fn: RewardFn, stream: str = "train"
+    ) -> tuple[Responses, Callable[[], Rewards]]:
+        """`until_full` whose second result is a function that returns the rewards. A turn that samples before it calls
+        it does so while its solutions are graded. Dynamic sampling needs the rewards, and waits for them here."""
+        site = self._site(stream)
+        if self.rl.dynamic_sampling:
+            chosen = self._chosen(sample_fn, reward_fn, stream, site)
+            return chosen.responses, lambda: chosen.reward
+        responses = sample_fn(self._draw(stream, site, 0))
+
+        @functools.cache
+        def reward() -> Rewards:
+            _, reward = reward_fn(self, responses)
+            signal_P = self.algorithm.has_signal_P(reward.reward_B, responses)
+            self._note_full({f"{self.role}/groups_without_signal": 1.0 - float(signal_P.mean())})
+            return reward
+
+        return responses, reward
+
+    def _chosen(
+        self, sample_fn: Callable[[list[Problem]], Responses], reward_fn: RewardFn, stream: str, site: int
+    ) -> Batch:
+        batches, before, numbers, most = [], self.sampled, self._numbers, 1 + self.rl.dynamic_sampling
         while len(batches) < most and sum(batch.has_signal.sum() for batch in batches) < self.rl.prompts_per_step:
             self.sampled, self._batch = [], len(batches)
             self._numbers = numbers.copy()  # each batch makes the same calls, numbered after those before
             problems = self._draw(stream, site, len(batches))
-            responses, reward = sample_fn(problems)
+            responses, reward = reward_fn(self, sample_fn(problems))
+            self.wait_for_grades()  # their failures are in the metrics of the calls, which are combined below
             signal_P = self.algorithm.has_signal_P(reward.reward_B, responses)
             batches.append(Batch.of(problems, self.sampled, responses, reward, signal_P))
-        self._batch = 0
-        if most == 1:
-            chosen, metrics = batches[0], {f"{self.role}/groups_without_signal": 1.0 - float(signal_P.mean())}
-        else:
-            chosen, metrics = chosen_batch(batches, self.role)
+        chosen, metrics = chosen_batch(batches, self.role)
+        self._note_full(metrics)
+        self._batch, self.sampled = 0, before + chosen.sampled
+        return chosen
+
+    def _note_full(self, metrics: dict[str, float]) -> None:
         self._full.append(metrics)
         self.metrics = over_batches(self._full)
-        self.sampled = before + chosen.sampled
-        return chosen.responses, chosen.reward
+
+    def wait_for_grades(self) -> None:
+        """Returns when no grade is missing. All processes call this, and read grades, at the same places: what they
+        found is exchanged."""
+        for responses in self._everything:
+            if responses.role == "generator" and len(responses):
+                _ = responses[0].is_correct  # waits for the whole call
 
     def everything(self, name: str) -> list[Responses]:
         """All that was sampled to prompts of this name, before dynamic sampling chose from it."""
@@ -247,6 +290,7 @@ class Turn:
         self.adds_own_reward = True
         if self._own_reward is None:
             return reward
+        self.wait_for_grades()  # each process rewards a part, and may read any grade of it
         own_B = self._own_reward.of_all(responses)
         is_first_B = np.array([getattr(one, "after", None) is None for one in responses])
         mean = (own_B[is_first_B] if is_first_B.any() else own_B).mean()

@@ -1,6 +1,7 @@
 """Describes any record of the loop field by field: type, shape, and the contents that fit on a line."""
 
 import dataclasses
+from array import array
 from typing import Any
 
 import jax
@@ -30,8 +31,8 @@ def _kind_and_value(value: Any) -> tuple[str, str]:
     if isinstance(value, (tuple, list)) and value and isinstance(value[0], (np.ndarray, jax.Array)):
         lengths = f"{min(map(len, value))} to {max(map(len, value))}"
         return f"{len(value)} x {value[0].dtype}[{lengths}]", f"the first: {_kind_and_value(value[0])[1]}"
-    if isinstance(value, (tuple, list)):
-        return f"{type(value).__name__} of {len(value)}", str(value)
+    if isinstance(value, (tuple, list, array)):
+        return f"{type(value).__name__} of {len(value)}", str(tuple(value) if isinstance(value, array) else value)
     if dataclasses.is_dataclass(value):
         return type(value).__name__, ", ".join(f"{name}={item!r}" for name, item in _fields(value).items())
     return type(value).__name__, repr(value)

@@ -10,7 +10,7 @@ import os
 import pickle
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -172,7 +172,12 @@ ONCE_MENDED = (". Once that is mended, the same command resumes from the last ch
 
 def raise_mistake(mistake: str) -> None:
     """Raise ValueError in all processes if one has a text; all must call this."""
-    if first := next(filter(None, join_parts([mistake])), ""):
+    raise_first(join_parts([mistake]))
+
+
+def raise_first(mistakes: Iterable[str]) -> None:
+    """Raise ValueError if there is a text among those of all processes."""
+    if first := next(filter(None, mistakes), ""):
         raise ValueError(f"{first}{ONCE_MENDED}")
 
 
@@ -204,16 +209,17 @@ def compile_exchange() -> None:
 
 def _exchange(value: Any) -> list:
     """All processes' values. One message has the pickled length and beginning, chunks the rest: two compiled shapes."""
-    own, beginning = pickle.dumps(value), _FIRST_MESSAGE_BYTES - _LENGTH_BYTES
-    first = _allgather(struct.pack("<Q", len(own)) + own[:beginning], _FIRST_MESSAGE_BYTES)
-    sizes = [struct.unpack("<Q", message[:_LENGTH_BYTES])[0] for message in first]
-    pickled = [message[_LENGTH_BYTES:] for message in first]
-    for start in range(beginning, max(sizes), _CHUNK_BYTES):
-        chunks = _allgather(own[start : start + _CHUNK_BYTES], _CHUNK_BYTES)
-        pickled = [done + chunk for done, chunk in zip(pickled, chunks, strict=True)]
-    return [pickle.loads(data[:size]) for data, size in zip(pickled, sizes, strict=True)]
+    pickled = pickle.dumps(value)
+    own = struct.pack("<Q", len(pickled)) + pickled
+    first = _allgather(own[:_FIRST_MESSAGE_BYTES], _FIRST_MESSAGE_BYTES)
+    ends = [_LENGTH_BYTES + struct.unpack("<Q", row[:_LENGTH_BYTES])[0] for row in first]
+    chunks = [_allgather(own[start : start + _CHUNK_BYTES], _CHUNK_BYTES)
+              for start in range(_FIRST_MESSAGE_BYTES, max(ends), _CHUNK_BYTES)]
+    received = np.concatenate([first, *chunks], axis=1)
+    return [pickle.loads(row[_LENGTH_BYTES:end]) for row, end in zip(received, ends, strict=True)]
 
 
-def _allgather(data: bytes, size: int) -> list[bytes]:
+def _allgather(data: bytes, size: int) -> np.ndarray:
+    """uint8 [processes, size]"""
     padded = np.frombuffer(data.ljust(size, b"\0"), np.uint8)
-    return [row.tobytes() for row in multihost_utils.process_allgather(padded).reshape(-1, size)]
+    return multihost_utils.process_allgather(padded).reshape(-1, size)

@@ -51,8 +51,12 @@ class PhaseTimer:
         try:
             yield
         finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+            self.add(name, time.perf_counter() - start)
             self._memory |= {f"memory/{name}_{kind}_gib": gib for kind, gib in memory_gib().items()}
+
+    def add(self, name: str, seconds: float) -> None:
+        """For what was measured elsewhere, such as by another thread."""
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def pop(self) -> dict[str, float]:
         """{"time/<name>_s": seconds since the last pop, "memory/<name>_<kind>_gib": peak as the phase ended}."""

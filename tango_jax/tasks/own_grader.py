@@ -8,13 +8,15 @@ and that command store a digest of its file with every grade, and grade again wh
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from tango_jax.grading import GradeReport, answer_of, grade_many
+from tango_jax.grading import FAILURES, GradeReport, answer_of, grade_many
 from tango_jax.records import Problem
 from tango_jax.runtime import hosts, user_code
 from tango_jax.runtime.checks import cut, shortened
@@ -88,15 +90,52 @@ def check_goes_by_answer(graded: Graded, problems: Sequence[Problem], shown: str
                          "another arm, or a grader that compares with problem.answer")
 
 
-def grade_own_solutions(graded: Graded, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
-    """Grade this process's solutions. All processes must call this; if a user's grader fails, all raise ValueError."""
+class Grading:
+    """Grades one solution text per problem: each process its own, then all exchange what they found.
+
+    The math library's worker processes grade while this process goes on. What this process does by itself, comparisons
+    of text and users' functions, is done when the constructor returns: it would slow down what goes on, and the time
+    limit of a function interrupts the main thread alone.
+    """
+
+    def __init__(self, graded: Graded, problems: Sequence[Problem], texts: Sequence[str]):
+        self.beside_s = 0.0  # seconds of grading beside this process's other work, until the report was wanted
+        self._began, self._thread = time.perf_counter(), None
+        if graded.is_correct is None and graded.grade_kind == "math":
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grade")
+            self._own = self._thread.submit(_graded_or_mistake, graded, problems, texts)
+            self._thread.shutdown(wait=False)
+        else:
+            self._own = Future()
+            self._own.set_result(_graded_or_mistake(graded, problems, texts))
+
+    def report(self) -> GradeReport:
+        """Of all processes' solutions, in order. All must call this, and at the same place: it exchanges. Raises
+        ValueError, in all processes: a user's grader failed in one, or its workers cannot start."""
+        wanted = time.perf_counter()
+        own, mistake, ended = self._own.result()
+        if self._thread is not None:
+            self.beside_s = min(ended, wanted) - self._began
+        parts = hosts.join_parts([(own, mistake)])
+        hosts.raise_first(mistake for _, mistake in parts)
+        reports = [report for report, _ in parts]
+        return GradeReport(
+            tuple(bool(correct) for one in reports for correct in one.correct),
+            **{name: sum(getattr(one, name) for one in reports) for name in FAILURES},
+            failures=tuple(failure for one in reports for failure in one.failures),
+        )
+
+
+def _graded_or_mistake(
+    graded: Graded, problems: Sequence[Problem], texts: Sequence[str]
+) -> tuple[GradeReport, str, float]:
+    """Also the time at the end (time.perf_counter())."""
     report, mistake = GradeReport((), 0, 0, 0), ""
     try:
         report = grade_solutions(graded, problems, texts)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         mistake = str(error)
-    hosts.raise_mistake(mistake)
-    return report
+    return report, mistake, time.perf_counter()
 
 
 def grade_solutions(graded: Graded, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:

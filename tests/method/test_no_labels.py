@@ -18,6 +18,7 @@ from tango_jax.method.relatives import (
 from tango_jax.method.rewards import outcome_reward, verdict_reward
 from tango_jax.records import Responses, Solution
 from tango_jax.runtime.timers import PhaseTimer
+from tango_jax.tasks import own_grader
 
 GOLD = PROBLEM.answer
 
@@ -101,12 +102,12 @@ def test_the_verifiers_turn_is_rewarded_by_the_label_of_what_it_judges():
 def test_every_process_labels_its_share_and_all_have_the_same(monkeypatch):
     """Of two processes, each grades its own part of the solutions, and is sent what the other found."""
     answers = (["a", "a", "b"], ["c", None, "c"])
-    other, graded = (False, True, False, True), []
-    monkeypatch.setattr(loop_turn.hosts, "join_parts", lambda own: [*own, *(other if len(own) == 2 else [0])])
+    other, graded = GradeReport((False, True, False, True), 0, 0, 0, ("",) * 4), []
+    monkeypatch.setattr(loop_turn.hosts, "join_parts", lambda own: [*own, (other, "")])
     monkeypatch.setattr(loop_turn.hosts, "own_part", lambda items: items[:2])
-    monkeypatch.setattr(loop_turn, "grade_own_solutions", lambda task, problems, texts: graded.extend(texts) or (
+    monkeypatch.setattr(own_grader, "grade_solutions", lambda task, problems, texts: graded.extend(texts) or (
         GradeReport((True, True), 1, 2, 0, ("", ""))))
-    context = types.SimpleNamespace(timer=PhaseTimer(), task=None)
+    context = types.SimpleNamespace(timer=PhaseTimer(), task=task_of())
     t = turn_of(settings(2, 3), "generator", {"generator": [answered(one) for group in answers for one in group]})
     monkeypatch.setattr(t._work, "grade", loop_turn.PolicyWork(context, {}).grade)
     found, metrics = majority_labelled(t, t.sample("generator", t.problems(), 3))

@@ -13,7 +13,7 @@ from tango_jax.records import Memory, Problem, Responses, Rollout, Solution, Ver
 from tango_jax.rl.algorithms import algorithm_of
 from tango_jax.rl.own_reward import OwnReward
 from tango_jax.rl.schedule import Place
-from tango_jax.tasks.own_grader import grade_own_solutions
+from tango_jax.tasks.own_grader import Grading
 from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import Prompt
 
@@ -71,7 +71,7 @@ class Said:
         return self.reference_fn(responses)
 
     def grade(self, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
-        return grade_own_solutions(self.task, problems, texts)
+        return Grading(self.task, problems, texts).report()
 
 
 def task_of(kind: str = "string", is_correct: Callable | None = None) -> Task:

@@ -1,23 +1,19 @@
 """Graders of users: what they decide, when they are tried, and how they fail."""
 
-import numpy as np
 import pytest
 
 from tango_jax.cli.task_validation import check_task
 from tango_jax.config import default_config
+from tango_jax.grading import GradeReport
 from tango_jax.loop.measure import fixed_pool
 from tango_jax.method import load
 from tango_jax.method.load import load_method
-from tango_jax.method.texts import read_responses
-from tango_jax.records import Problem, Rollout
+from tango_jax.records import Problem
 from tango_jax.runtime import hosts, user_code
 from tango_jax.runtime.checks import Mistakes
-from tango_jax.tasks.own_grader import grade_solutions, grader_of, try_grader
+from tango_jax.tasks.own_grader import Grading, grade_solutions, grader_of, try_grader
 from tango_jax.tasks.registry import make_task
 from tango_jax.tasks.task import Task
-from tango_jax.text.character_tokenizer import printable_model
-from tango_jax.text.prompts import SOLVE
-from tango_jax.text.tokenizer import load_sentencepiece
 
 PROBLEM = Problem("p7", "Name an even number.", "2")
 EVEN = "def f(problem, answer):\n    return answer.isdigit() and int(answer) % 2 == 0\n"
@@ -77,12 +73,8 @@ def test_it_decides_in_place_of_the_comparison(task):
 
 def test_solutions_and_the_fixed_pool_are_graded_by_it(task):
     graded = task("import numpy\ndef f(problem, answer): return numpy.bool_(problem.id == 'p7' and answer > '1')\n")
-    tokenizer = load_sentencepiece(printable_model())
-    tokens = tuple(np.array(tokenizer.encode_response(solved(answer))) for answer in "0123")
-    rollout = Rollout(tokens, tokens, np.zeros(4, bool), 0, 0)
-    read, counts = read_responses(SOLVE, graded, tokenizer, [PROBLEM] * 4, rollout)
-    assert [solution.is_correct for solution in read] == [False, False, True, True]
-    assert counts == {"grader/errors": 0, "grader/timeouts": 0, "grader/overlong": 0}
+    report = Grading(graded, [PROBLEM] * 4, [solved(answer) for answer in "0123"]).report()
+    assert report == GradeReport((False, False, True, True), errors=0, timeouts=0, overlong=0)
     assert [solution.is_correct for solution in fixed_pool(graded, 4)] == [False, False, True, True]
 
 
@@ -140,7 +132,7 @@ def test_a_grader_that_hangs_is_interrupted(task, monkeypatch):
 
 
 def test_a_mistake_in_one_process_is_raised_in_all(task, monkeypatch):
-    monkeypatch.setattr(hosts, "join_parts", lambda items: ["the other one failed", *items])
-    tokenizer, rollout = load_sentencepiece(printable_model()), Rollout((), (), np.zeros(0, bool), 0, 0)
+    other = GradeReport((), 0, 0, 0), "the other one failed"
+    monkeypatch.setattr(hosts, "join_parts", lambda items: [other, *items])
     with pytest.raises(ValueError, match=r"^the other one failed\. Once that is mended, the same command resumes from"):
-        read_responses(SOLVE, task(EVEN), tokenizer, [], rollout)
+        Grading(task(EVEN), [], []).report()

@@ -152,7 +152,7 @@ def test_any_tokens_reach_the_report_and_the_transcripts(name, data):
     prompts, is_cut = build_prompts(policy, JUDGE, solutions)
     assert max(map(len, prompts)) <= config.max_prompt and len(is_cut) == M
     rollout = rollout_of([token_ids(data, tokenizer) for _ in "ab"])
-    verifications = with_parents(read_responses(JUDGE, TASK, tokenizer, solutions, rollout)[0], solutions)
+    verifications = with_parents(read_responses(JUDGE, TASK, tokenizer, solutions, rollout), solutions)
     generator_scores(solutions, [False] * M)
     verifier_scores(solutions, verifications)
 
