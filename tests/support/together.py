@@ -16,20 +16,24 @@ class Together:
     exchange: a thread that one of them starts fails where it tries to."""
 
     def __init__(self, monkeypatch, count: int):
-        self.count, self._local, self._slots = count, threading.local(), [None] * count
+        self.count, self._local = count, threading.local()
         self.exchanged: list[list[tuple[int, ...]]] = [[] for _ in range(count)]  # shapes, by process
-        self._barrier = threading.Barrier(count, timeout=HANG_S)
+        self._rounds: dict[int, dict[int, np.ndarray]] = {}  # number of the exchange -> process -> what it gave
+        self._is_over, self._changed = False, threading.Condition()
         monkeypatch.setattr(jax, "process_count", lambda: count)
         monkeypatch.setattr(jax, "process_index", lambda: self._local.index)
         monkeypatch.setattr(multihost_utils, "process_allgather", self._gather)
 
     def _gather(self, array: np.ndarray) -> np.ndarray:
-        self._slots[self._local.index] = array
-        self.exchanged[self._local.index].append(array.shape)
-        self._barrier.wait()
-        gathered = np.stack(self._slots)
-        self._barrier.wait()
-        return gathered
+        own = self.exchanged[self._local.index]
+        with self._changed:
+            given = self._rounds.setdefault(len(own), {})
+            given[self._local.index] = array
+            own.append(array.shape)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(given) == self.count or self._is_over, HANG_S)
+        assert len(given) == self.count, f"exchange {len(own)} of process {self._local.index}: others take no part"
+        return np.stack([given[index] for index in range(self.count)])
 
     def run(self, function: Callable[[int], Any]) -> list:
         """What each returned or raised."""
@@ -41,8 +45,9 @@ class Together:
                 found[index] = function(index)
             except Exception as error:
                 found[index] = error
-                if not isinstance(error, ValueError):  # which all raise together
-                    self._barrier.abort()
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
 
         threads = [threading.Thread(target=call, args=(index,)) for index in range(self.count)]
         for thread in threads:
