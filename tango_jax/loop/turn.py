@@ -76,8 +76,7 @@ class PolicyWork:
 
     def respond(self, prompt: Prompt, parents: Sequence, samples: int, path: tuple[str | int, ...]) -> Responses:
         key_data = rng.step_key(self.context.config.seed, *path)
-        return respond(self.context, self.states, prompt.role, parents, samples, key_data, prompt=prompt,
-                       waits_for_grades=False)
+        return respond(self.context, self.states, prompt.role, parents, samples, key_data, prompt=prompt)
 
     def grade(self, problems: Sequence[Problem], texts: Sequence[str]) -> GradeReport:
         # Graded once: another process might run into another time limit.
@@ -114,12 +113,10 @@ def _own_shards(array: jax.Array | np.ndarray) -> list[np.ndarray]:
 
 def respond(
     context: RunContext, states: States, role: str, parents: Sequence, group_size: int, key_data: np.ndarray,
-    is_greedy: bool = False, prompt: Prompt | None = None, waits_for_grades: bool = True,
+    is_greedy: bool = False, prompt: Prompt | None = None,
 ) -> Responses:
-    """Sample a role's responses about each parent. Raises Broken in every process if logits are not finite.
-
-    `waits_for_grades` False: solutions may still be graded, and the first to read a grade waits for all of them.
-    """
+    """Sample a role's responses about each parent. Solutions are graded meanwhile: the first read of a grade waits for
+    all, and the counts of failures are then in the metrics. Raises Broken in every process if logits are not finite."""
     prompt, policy, timer = prompt or OWN[role], context.policies[role], context.timer
     (first, last), (sample_phase, read_phase) = hosts.own_range(len(parents)), PHASES[role]
     with timer(sample_phase):
@@ -142,8 +139,9 @@ def respond(
         own_owners = owners[first * group_size : last * group_size]
         records = read_responses(prompt, context.task, policy.tokenizer, own_owners, rollout)
         grading = _start_grading(context.task, role, own_owners, records)
-    with timer("exchange"):
-        records, rollout = gather(records, rollout)
+    if not hosts.is_alone():
+        with timer("exchange"):
+            records, rollout = gather(records, rollout)
     metrics = rollout_metrics(prompt.name, rollout)
     if prompt is not OWN["generator"]:
         metrics |= {f"{prompt.name}/prompts_shortened": sum(is_cut), f"{prompt.name}/shortened_rate": np.mean(is_cut)}
@@ -151,8 +149,6 @@ def respond(
     if grading:
         grades_fn = _grades_fn(grading, timer, metrics, "" if prompt is SOLVE else f"{prompt.name}_")
         grades = [functools.partial(_grade_of, grades_fn, row) for row in range(len(records))]
-        if waits_for_grades:
-            grades = grades_fn()
     records = with_parents(records, owners, grades)
     return Responses(role, parents, prompts, group_size, rollout, records, metrics, prompt.name)
 

@@ -10,7 +10,8 @@ from support.processes import HANG_S
 from support.together import Together
 from tango_jax.config import default_config
 from tango_jax.grading import GradeReport
-from tango_jax.loop.turn import PolicyWork, RunContext, respond
+from tango_jax.loop.measure import evaluate_roles
+from tango_jax.loop.turn import PolicyWork, RunContext
 from tango_jax.method import tango, trust
 from tango_jax.method.lesson import advantages_of, digest_of
 from tango_jax.method.turn import Turn
@@ -71,7 +72,8 @@ class Job:
             sampler = FakeSampler(name, texts[name], self.happened, verifier_fn if name == "verifier" else lambda: None)
             policies[name] = types.SimpleNamespace(config=config[name], template=TEMPLATES[name, "math"], role=name,
                                                    tokenizer=TOKENIZER, sampler=sampler)
-        task = Task("own", grade_kind, 1, lambda index: Problem(f"p{index}", "q", "1"), lambda index: None)
+        task = Task("own", grade_kind, 1, lambda index: Problem(f"p{index}", "q", "1"),
+                    lambda index: Problem(f"t{index}", "q", "1"))
         self.timer = PhaseTimer()
         self.context = RunContext(config, task, policies, {}, self.timer)
         self.states = dict.fromkeys(policies, types.SimpleNamespace(weights=None))
@@ -137,12 +139,14 @@ def test_what_needs_the_grades_waits_for_them(monkeypatch, turn, settings):
     assert job.happened == ["generator samples", "graded"] * batches + ["verifier samples"]
 
 
-def test_an_evaluation_has_its_grades_at_once(monkeypatch):
-    job = Job()
-    monkeypatch.setattr(own_grader, "grade_solutions", job.grader())
-    found = respond(job.context, job.states, "generator", job.t.problems(), M, np.zeros(2, np.uint32))
-    assert job.happened == ["generator samples", "graded"]
-    assert tuple(one.is_correct for one in found) == GRADES and found.metrics["grader/errors"] == 2
+def test_an_evaluation_grades_beside_the_verifier_too(monkeypatch):
+    samples = threading.Event()
+    job = Job(verifier_fn=samples.set)
+    job.t.config.eval.problems = len(ANSWERS)
+    monkeypatch.setattr(own_grader, "grade_solutions", job.grader(waits_for(samples)))
+    found = evaluate_roles(job.context, job.states, [])
+    assert job.happened == ["generator samples", "verifier samples", "graded"]
+    assert found.metrics["generator/accuracy"] == 4 / 6 and found.metrics["grader/eval_errors"] == 2
 
 
 @pytest.mark.parametrize("error", [ValueError, RuntimeError])
