@@ -32,7 +32,7 @@ def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
     rollout = Rollout((np.arange(4),) * 3 + (np.arange(8),), (), np.array([False] * 3 + [True]), 8, 32)
     said = Verification("", (), "INVALID", 0.0, False, ())
     monkeypatch.setattr(turns, "build_prompts", lambda policy, prompt, solutions: ([[1]] * 4, [True, False] * 2))
-    monkeypatch.setattr(turns, "read_responses", lambda *args: ([said] * 4, {}))
+    monkeypatch.setattr(turns, "read_responses", lambda *args: [said] * 4)
 
     def sample(context, policy, params, request):
         request.ended_fn(3)

@@ -49,11 +49,11 @@ def every_other(monkeypatch):
     read = turn.read_responses
 
     def read_responses(prompt, *args):
-        records, counts = read(prompt, *args)
+        records = read(prompt, *args)
         if prompt is JUDGE:
             records = [dataclasses.replace(one, verdict="CORRECT" if row % 2 else "INCORRECT")
                        for row, one in enumerate(records)]
-        return records, counts
+        return records
 
     monkeypatch.setattr(turn, "read_responses", read_responses)
 
