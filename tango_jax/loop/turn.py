@@ -138,31 +138,25 @@ def respond(
     with timer(read_phase):
         own_owners = owners[first * group_size : last * group_size]
         records = read_responses(prompt, context.task, policy.tokenizer, own_owners, rollout)
-        grading = _start_grading(context.task, role, own_owners, records)
+        grading = None if role == "verifier" else Grading(context.task, list(map(problem_of, own_owners)),
+                                                          [record.text for record in records])
     if not hosts.is_alone():
         with timer("exchange"):
             records, rollout = gather(records, rollout)
     metrics = rollout_metrics(prompt.name, rollout)
     if prompt is not OWN["generator"]:
         metrics |= {f"{prompt.name}/prompts_shortened": sum(is_cut), f"{prompt.name}/shortened_rate": np.mean(is_cut)}
-    grades = None
-    if grading:
-        grades_fn = _grades_fn(grading, timer, metrics, "" if prompt is SOLVE else f"{prompt.name}_")
-        grades = [functools.partial(_grade_of, grades_fn, row) for row in range(len(records))]
+    kind = "" if prompt is SOLVE else f"{prompt.name}_"
+    grades = grading and _grades_later(grading, timer, metrics, kind, len(records))
     records = with_parents(records, owners, grades)
     return Responses(role, parents, prompts, group_size, rollout, records, metrics, prompt.name)
 
 
-def _start_grading(task: Task, role: str, owners: Sequence, records: Sequence) -> Grading | None:
-    if role == "verifier":
-        return None
-    return Grading(task, [problem_of(parent) for parent in owners], [record.text for record in records])
-
-
-def _grades_fn(
-    grading: Grading, timer: PhaseTimer, metrics: dict[str, float], kind: str
-) -> Callable[[], tuple[bool, ...]]:
-    """A function that waits for the grades, and then adds the counts of failures to the metrics."""
+def _grades_later(
+    grading: Grading, timer: PhaseTimer, metrics: dict[str, float], kind: str, count: int
+) -> list[Callable[[], bool]]:
+    """A function for each grade. The first that is called waits for all, and adds the counts of failures to the
+    metrics."""
 
     @functools.cache
     def grades() -> tuple[bool, ...]:
@@ -173,11 +167,7 @@ def _grades_fn(
         metrics.update({f"grader/{kind}{name}": getattr(report, name) for name in FAILURES})
         return report.correct
 
-    return grades
-
-
-def _grade_of(grades_fn: Callable[[], tuple[bool, ...]], row: int) -> bool:
-    return grades_fn()[row]
+    return [lambda row=row: grades()[row] for row in range(count)]
 
 
 def _show_ended(show_fn: Callable[[str], None], prompt: Prompt, total: int) -> Callable[[int], None]:
