@@ -16,7 +16,7 @@ from tango_jax.viewer.runs import Run
 TURN = "turn (both roles)"  # label of the x axis
 PHASES = ("sample", "verify", "grade", "update", "dump", "evaluate")  # in the order of a turn
 LOOKS = ((VERMILION, ""), (BLUE, "/"), (PURPLE, "x"), (GREEN, "\\"), (GREY, "-"), (ORANGE, "."), (SKY, "+"))
-NESTED = ("reshard", "turn", "grade_beside")  # their times are parts of other phases
+NESTED = ("reshard", "turn", "grade_beside")  # their times are parts of other phases, or ran beside them
 
 
 def training(run: Run) -> list[dict]:
