@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -41,13 +41,15 @@ def check_params(states: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def explained(doing: str, config: ConfigDict, workdir: Any, newest: int | None) -> Iterator[None]:
-    """Turns a `Broken` into a FloatingPointError with advice. `doing`: the message's subject; `newest`: turn of the
-    newest checkpoint."""
+def explained(
+    doing: str, config: ConfigDict, workdir: Any, newest_fn: Callable[[], int | None]
+) -> Iterator[None]:
+    """Turns a `Broken` into a FloatingPointError with advice. `doing`: the message's subject; `newest_fn`: turn of
+    the newest checkpoint."""
     try:
         yield
     except Broken as error:
-        raise FloatingPointError(f"{doing} {error}. {_advice(config, error.role, workdir, newest)}") from error
+        raise FloatingPointError(f"{doing} {error}. {_advice(config, error.role, workdir, newest_fn())}") from error
 
 
 def _advice(config: ConfigDict, role: str, workdir: Any, newest: int | None) -> str:

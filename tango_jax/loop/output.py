@@ -32,7 +32,7 @@ class RunOutput:
     began: float  # time.monotonic(), less the seconds of earlier attempts
 
     def explained(self, doing: str) -> contextlib.AbstractContextManager:
-        return explained(doing, self.context.config, self.workdir, self.checkpointer.latest_step())
+        return explained(doing, self.context.config, self.workdir, self.checkpointer.latest_step)
 
     def write_turn(self, place: Place, result: TurnResult, began: float, turns_done: int) -> None:
         """`began`: time.monotonic(). `turns_done` also counts the turns skipped after this one."""
@@ -64,7 +64,8 @@ class RunOutput:
         self.log.write(turns_done, "eval", row)
 
     def save(self, states: States, memory: Memory, owes_evaluation: bool) -> None:
-        """Raises FloatingPointError: parameters are not finite; ValueError: the checkpoint cannot be written."""
+        """Files are written while the next turn runs. Raises FloatingPointError: parameters are not finite; ValueError:
+        this checkpoint or the one before cannot be written."""
         with self.explained(f"the check of the parameters that turn {memory.turn} would save"):
             last = turn_at(self.schedule, memory.turn - 1).role
             check_params({last: states[last]} | states)  # of one policy, the role that was trained last is named

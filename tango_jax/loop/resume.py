@@ -83,7 +83,7 @@ def references_of(
 def save(
     checkpointer: Checkpointer, run_state: RunState, fingerprints: dict[str, str], policies: dict[str, Policy]
 ) -> None:
-    """Write a checkpoint. Raises CheckpointError."""
+    """Begin to write a checkpoint, see `Checkpointer.save`. Raises CheckpointError."""
     meta = run_state.memory.stored() | {
         "metrics_bytes": run_state.metrics_bytes,
         "seconds": run_state.seconds,

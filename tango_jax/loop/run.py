@@ -118,7 +118,7 @@ def run_stages(
     ):
         context = dataclasses.replace(context, show_fn=preemption.ends_sampling(progress.show))
         output = RunOutput(context, schedule, log, dump, checkpointer, progress, fingerprints, workdir, began)
-        with preemption.held():
+        with preemption.held(), checkpointer:
             states = run_turns(context, schedule, pool, start, output, preemption)
         progress.begin("evaluation for the transcripts")
         final = evaluate_roles(context, states, pool[:1])
@@ -154,13 +154,14 @@ def run_turns(
     preemption: hosts.Preemption,
 ) -> States:
     """Returns the last states. Raises FloatingPointError: a metric is not finite; Preempted: SIGTERM was received and
-    the state is saved. The resumed run repeats a turn that was sampling, and a due evaluation."""
+    the state is saved or being saved. The resumed run repeats a turn that was sampling, and a due evaluation."""
     states, memory, save_every = start.states, start.memory, context.config.checkpoint.every
     owes_evaluation, is_saved = start.owes_evaluation, True
     try:
         if owes_evaluation:
             run_evaluation(context, states, pool, memory.turn, output)
         while memory.turn < schedule.num_turns:
+            output.checkpointer.check()
             place, began = turn_at(schedule, memory.turn), time.monotonic()
             output.progress.begin(describe_turn(place, schedule))
             with output.explained(f"turn {place.index + 1} ({place.phase}, update of the {place.role})"):

@@ -206,6 +206,7 @@ def run_sft(
             ) as writer,
             console.stage(title, total=sft.steps, done=done.step) as bar,
             preemption.held(),
+            checkpointer,
         ):
             state, done = _make_updates(run, state, base or {}, heldout, done, writer, bar, preemption)
     if done.left_out:
@@ -231,6 +232,7 @@ def _make_updates(
     began, pending, train_loss = time.monotonic() - done.seconds, None, None
     saved_at, save_s = time.monotonic(), 0.0
     for step in range(done.step + 1, sft.steps + 1):
+        checkpointer.check()
         batch, unfit = sft_batch(policy, run.task, "train", (step - 1) * sft.batch_size, sft.batch_size, run.rehearsed)
         state, metrics = jitted.update(state, batch, base)
         if pending is not None:  # read the previous step's loss while this step runs

@@ -1,12 +1,15 @@
 """Checkpoints that survive kills, full disks and flipped bytes.
 
-Orbax writes each step, arrays and a JSON record, under a temporary name; then `<directory>/<step>/` is sealed and
-renamed. The seal is `manifest.sha256`, for `sha256sum -c`, and `seal.json`, with the step and the number of files.
+A save copies the state to host memory. While training goes on, Orbax writes each step, arrays and a JSON record, under
+a temporary name; then `<directory>/<step>/` is sealed and renamed. The seal is `manifest.sha256`, for `sha256sum -c`,
+and `seal.json`, with the step and the number of files.
 """
 
+import concurrent.futures
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -15,10 +18,10 @@ import shutil
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -34,8 +37,10 @@ MANIFEST, SEAL = "manifest.sha256", "seal.json"
 SAVING, REPLACED, REMOVED = ".saving", ".replaced", ".removed"  # suffixes of temporary folders
 NO_STEP, ALL_DAMAGED = -1, -2
 BLOCKS, BLOCK_BYTES = 64, 4096  # the parts of a file that `sampled_digest` reads
-HASH_THREADS = 8  # hashing releases the GIL
+HASH_THREADS, HASH_BYTES = 8, 2**22  # hashing releases the GIL; training goes on, so it is seldom taken back
+WRITE_LIMIT_S = 24 * 3600  # Orbax's own limit of 20 minutes is too short for a large state on a slow disk
 LISTED_DIFFERENCES = 5
+_numbers = itertools.count()  # tell the checkpointers of a job apart, which all processes create in the same order
 
 
 class CheckpointError(ValueError):
@@ -49,7 +54,10 @@ class Restored(NamedTuple):
 
 
 class Checkpointer:
-    """The only writer of a checkpoint directory. Every process creates one and calls it at the same points."""
+    """The only writer of a checkpoint directory. Every process creates one and calls it at the same points.
+
+    As a context manager it waits for its last save at the end.
+    """
 
     def __init__(self, directory: str | os.PathLike, keep: int = 2):
         """Keeps the newest `keep` steps, and removes what an interrupted save left."""
@@ -59,47 +67,122 @@ class Checkpointer:
             raise ValueError(f"checkpoint directory {directory} is a bucket address: mount it and give the path")
         self._directory = Path(directory).absolute()
         self._keep = keep
-        self._orbax = _make_orbax()
+        self._name = f"tango_jax_checkpoints_{next(_numbers)}"  # among all that processes tell each other
+        self._orbax = _make_orbax(self._name)
+        self._pending: concurrent.futures.Future | None = None  # the save in the background
         self._verified: tuple[int, tuple] | None = None  # the step chosen by `peek`, and its files' fingerprint then
         self._descriptor: int | None = None  # of the directory, in the first process
         if hosts.is_first() and os.path.lexists(self._directory):  # else the first save makes it
             self._open()
         self._newest = hosts.from_first(max(complete_steps(self._directory), default=NO_STEP))
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        """An error of the save does not hide another one. SIGTERM is none: what was saved before it must be whole."""
+        if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C
+            if self._pending is not None and hosts.is_first():
+                clean_up(self._directory)
+        elif error is None or isinstance(error, hosts.Preempted):
+            self.wait()
+        elif not _is_lost_peer(error):
+            self._join()
+
     def steps(self) -> list[int]:
         """Numbers of the saved steps, ascending; some may be damaged."""
         return complete_steps(self._directory)
 
     def latest_step(self) -> int | None:
+        """With what is being saved, for which this waits."""
+        self._join()
         return max(self.steps(), default=None)
 
     def save(self, step: int, state: Any, meta: dict) -> None:
-        """Write one step and wait for the disk. `meta` must be JSON. Raises CheckpointError."""
+        """Copy the state, and write it in the background. `meta` must be JSON. Raises CheckpointError.
+
+        Waits for the save before this one, and raises its error: host memory holds one copy of a state. The state may
+        be donated afterwards.
+        """
+        self.wait()
         if step < self._newest:
             raise CheckpointError(f"cannot save step {step}: {self._directory} already holds the later step "
                                   f"{self._newest}; resume from it or use another directory")
         for name, leaf in flatten_names(state).items():
             assert isinstance(leaf, (jax.Array, np.ndarray)) and leaf.size, f"{name} is not an array to save: {leaf!r}"
-        record = {"arrays": array_table(state), "meta": meta}
-        json.dumps(record)  # fail before the write, not half-way, if a value is not JSON-serialisable
+        # Fails before the write, not half-way, if a value is not JSON-serialisable; and the caller may change `meta`.
+        record = json.loads(json.dumps({"arrays": array_table(state), "meta": meta}))
         if hosts.is_first() and self._descriptor is None:
             self._open()
-        committed, self._verified = False, None
+        self._verified = None
+        copied, self._pending = threading.Event(), concurrent.futures.Future()
+        # Orbax's threads inherit `daemon`: what a failed save leaves must not keep the process.
+        threading.Thread(target=self._run_save, args=(step, state, record, copied), name="save", daemon=True).start()
+        copied.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raises the CheckpointError of a save that has failed; waits for none."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until what was saved is on disk. Raises CheckpointError."""
+        self._join()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _join(self) -> None:
+        concurrent.futures.wait([self._pending] if self._pending is not None else [])
+
+    def _run_save(self, step: int, state: Any, record: dict, copied: threading.Event) -> None:
         try:
-            self._write(step, state, record)
-            committed = True
+            self._write(step, state, record, copied)
+            self._newest = step
+            if hosts.is_first():
+                self._prune(step)
+            self._pending.set_result(None)
+        except BaseException as error:  # noqa: BLE001 (`wait` raises it)
+            self._pending.set_exception(error)
+        finally:
+            copied.set()
+
+    def _write(self, step: int, state: Any, record: dict, copied: threading.Event) -> None:
+        saving, is_committed = self._directory / f"{step}{SAVING}", False
+        try:
+            args = ocp.args.Composite(
+                state=ocp.args.PyTreeSave(flatten_names(state)), record=ocp.args.JsonSave(record))
+            with _quiet_orbax():
+                self._orbax.save(saving, force=True, args=args)  # all processes meet on their devices here
+                copied.set()
+                self._orbax.wait_until_finished()
+            self._seal(saving, step)
+            is_committed = True
         except (OSError, ValueError, RuntimeError) as error:  # raised by Orbax and tensorstore for a failed write
-            if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
-                raise  # another process died: nothing is wrong with the disk
+            if _is_lost_peer(error):
+                raise  # nothing is wrong with the disk
             raise CheckpointError(self._describe_failure(step, error)) from error
         finally:
-            if committed:
-                self._newest = step
-            elif hosts.is_first():  # also after a second Ctrl-C
+            if not is_committed and hosts.is_first():
                 clean_up(self._directory)
-        if hosts.is_first():
-            self._prune(step)
-        hosts.from_first(step)  # all wait for the first process
+
+    def _seal(self, saving: Path, step: int) -> None:
+        """Each process hashes what it wrote. The job's coordinator passes the digests on: devices are training."""
+        digests, key = digests_of(saving, jax.process_index()), f"{self._name}/{step}"
+        client = ocp.multihost.get_jax_distributed_client() if jax.process_count() > 1 else None
+        if not hosts.is_first():
+            client.key_value_set(f"{key}/{jax.process_index()}", _manifest_text(digests))
+            client.blocking_key_value_get(f"{key}/committed", WRITE_LIMIT_S * 1000)
+            return
+        for process in range(1, jax.process_count()):
+            digests |= _parse_manifest(client.blocking_key_value_get(f"{key}/{process}", WRITE_LIMIT_S * 1000))
+        seal(saving, step, digests)
+        if self._is_gone():  # Orbax has made it again, without anything that belongs to the run
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._directory))
+        commit(saving, self._directory / str(step))
+        if client is not None:
+            client.key_value_set(f"{key}/committed", "")
 
     def restore(self, abstract_state: Any) -> Restored | None:
         """The newest intact step, or None. Damaged steps are logged and skipped. Raises CheckpointError.
@@ -141,17 +224,6 @@ class Checkpointer:
         self._verified = None if step == NO_STEP else (step, files)
         return step
 
-    def _write(self, step: int, state: Any, record: dict) -> None:
-        saving = self._directory / f"{step}{SAVING}"
-        args = ocp.args.Composite(state=ocp.args.PyTreeSave(flatten_names(state)), record=ocp.args.JsonSave(record))
-        with _quiet_orbax():
-            _in_daemon_thread(lambda: self._orbax.save(saving, force=True, args=args))
-        if hosts.is_first():
-            seal(saving, step)
-            if self._is_gone():  # Orbax has made it again, without anything that belongs to the run
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._directory))
-            commit(saving, self._directory / str(step))
-
     def _is_gone(self) -> bool:
         """Whether the opened directory was removed, even if another now has its name."""
         return not self._directory.is_dir() or (
@@ -178,31 +250,26 @@ class Checkpointer:
                 "If the disk is full, free some space or give another directory, then start again to resume")
 
 
-def _make_orbax() -> ocp.Checkpointer:
+def _make_orbax(name: str = "") -> ocp.AsyncCheckpointer:
+    """`name`: for barriers of a save, one for each checkpointer."""
     # One device writes a replicated array: splitting it would compile slices in the middle of the run.
     arrays = ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
     registry = ocp.type_handlers.create_type_handler_registry(
         (jax.Array, arrays), (np.ndarray, ocp.type_handlers.NumpyHandler())
     )
-    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(
-        state=ocp.PyTreeCheckpointHandler(type_handler_registry=registry), record=ocp.JsonCheckpointHandler()))
+    # A folder that cannot be made is an error at once: other threads would wait ten minutes for it.
+    options = ocp.options.AsyncOptions(timeout_secs=WRITE_LIMIT_S, create_directories_asynchronously=False)
+    # On GPUs Orbax would copy to pinned memory, of which XLA grants a process 64 GiB and returns none.
+    state = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, enable_pinned_host_transfer=False)
+    handler = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(async_options=options), state=state, record=ocp.JsonCheckpointHandler())
+    return ocp.AsyncCheckpointer(
+        handler, async_options=options,
+        multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name))
 
 
-def _in_daemon_thread(work: Callable[[], None]) -> None:
-    """Orbax's threads inherit `daemon`: after a failed save they wait ten minutes for folders that nobody makes."""
-    errors = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 (raised again below)
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="save", daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
+def _is_lost_peer(error: BaseException) -> bool:
+    return isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1
 
 
 @contextlib.contextmanager
@@ -247,7 +314,7 @@ def peek_meta(
     return Restored(step, None, record["meta"])
 
 
-def _load(orbax: ocp.Checkpointer, directory: Path, step: int, abstract_state: Any,
+def _load(orbax: ocp.AsyncCheckpointer, directory: Path, step: int, abstract_state: Any,
           part: tuple[str, ...] = ()) -> Restored:
     path = directory / str(step)
     record = _read_record(orbax, path)
@@ -269,7 +336,7 @@ def _saved_arrays(path: Path, record: dict, abstract_state: Any, part: tuple[str
     return prefix
 
 
-def _read_record(orbax: ocp.Checkpointer, path: Path) -> dict:
+def _read_record(orbax: ocp.AsyncCheckpointer, path: Path) -> dict:
     """{"arrays": name -> dtype and shape, "meta": metadata}."""
     return orbax.restore(path, args=ocp.args.Composite(record=ocp.args.JsonRestore())).record
 
@@ -305,13 +372,24 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def seal(folder: Path, step: int) -> None:
-    """Add seal and manifest, last. The seal's `step` shows that a folder was renamed to another step."""
-    write_atomically(folder / SEAL, json.dumps({"step": step, "files": len(_file_names(folder)) + 1}) + "\n")
-    names = _file_names(folder)
+def digests_of(folder: Path, process: int = 0) -> dict[str, str]:
+    """{name: sha256} of the files that a process wrote; the first one also wrote all that are not in such a folder."""
+    names = [name for name in _file_names(folder) if _writer(name) == process]
     with ThreadPoolExecutor(HASH_THREADS) as pool:
-        digests = list(pool.map(lambda name: _sha256(folder / name), names))
-    write_atomically(folder / MANIFEST, _manifest_text(dict(zip(names, digests, strict=True))))
+        return dict(zip(names, pool.map(lambda name: _sha256(folder / name), names), strict=True))
+
+
+def _writer(name: str) -> int:
+    found = re.search(r"/ocdbt\.process_(\d+)/", name)
+    return int(found[1]) if found else 0
+
+
+def seal(folder: Path, step: int, digests: dict[str, str]) -> None:
+    """Add seal and manifest, last. The seal's `step` shows that a folder was renamed to another step."""
+    if differing := set(_file_names(folder)) ^ digests.keys():
+        raise RuntimeError(f"{min(differing)} is not seen by all processes: is {folder} on a disk that they share?")
+    write_atomically(folder / SEAL, json.dumps({"step": step, "files": len(digests) + 1}) + "\n")
+    write_atomically(folder / MANIFEST, _manifest_text(digests | {SEAL: _sha256(folder / SEAL)}))
 
 
 def find_damage(folder: Path, below: str = "") -> str | None:
@@ -402,10 +480,14 @@ def _manifest_text(digests: dict[str, str]) -> str:
 
 def _read_manifest(folder: Path) -> dict[str, str]:
     text = (folder / MANIFEST).read_bytes().decode("utf-8")
-    expected = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", text, re.MULTILINE)}
+    expected = _parse_manifest(text)
     if not expected or _manifest_text(expected) != text:
         raise ValueError("it has changed since it was written")
     return expected
+
+
+def _parse_manifest(text: str) -> dict[str, str]:
+    return {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (.+)$", text, re.MULTILINE)}
 
 
 def _seal_damage(folder: Path, num_files: int) -> str | None:
@@ -428,5 +510,8 @@ def _file_damage(folder: Path, name: str, expected: str) -> str | None:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(HASH_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            digest.update(buffer[:size])
+    return digest.hexdigest()

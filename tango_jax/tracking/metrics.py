@@ -132,11 +132,12 @@ def _check_log(path: Path, restored: Restored | None, save_every: int) -> None:
     if restored is not None:
         check_resume(path, restored.meta["metrics_bytes"])
     rows = read_metrics(path) if path.exists() else []
-    # A checkpoint is complete before the next row of a turn, so a later row proves that one existed. An evaluation is
-    # written before the checkpoint, and after a warm-up that ends early it has a later step.
-    reached = max((row["step"] for row in rows if row.get("phase") != "eval"), default=0)
-    if restored is None and reached > save_every:
+    # A checkpoint is complete before the one after it begins, so rows from after that prove that one existed. An
+    # evaluation is written before the checkpoint, and after a warm-up that ends early it has a later step.
+    steps = [row["step"] for row in rows if row.get("phase") != "eval"]
+    begun = len({(step - 1) // save_every for step in steps}) - 1
+    if restored is None and begun > 1:
         raise ValueError(
-            f"{path} reaches step {reached}, but there is no checkpoint beside it, although one is saved "
-            f"every {save_every} steps: restore {path.parent / 'checkpoints'}, or move {path} away to start afresh"
+            f"{path} reaches step {max(steps)}, but there is no checkpoint beside it, although one is saved every "
+            f"{save_every} steps: restore {path.parent / 'checkpoints'}, or move {path} away to start afresh"
         )

@@ -9,13 +9,12 @@ import pytest
 
 from support.hf_loading import assert_equal_trees
 from support.paths import ROOT
-from support.tiny_checkpoints import save_run, write_tiny_folder, write_tiny_gguf
+from support.tiny_checkpoints import save_run, save_step, write_tiny_folder, write_tiny_gguf
 from tango_jax import export
 from tango_jax.config import default_config
 from tango_jax.method.own_arm import stored_arm
 from tango_jax.models.transformer import init_params
 from tango_jax.records import Problem
-from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.tasks.registry import make_task
 from tango_jax.text.templates import TEMPLATES, VERIFIER_MATH, generator_prompt, templates_digest, verifier_prompt
 from tango_jax.tracking.metrics import MetricsWriter
@@ -124,7 +123,7 @@ def test_a_model_from_scratch_is_exported_with_its_tokenizer(tmp_path):
     workdir.mkdir()
     save_config(config, workdir / "config.json")
     params = init_params(own.model_config, jax.random.key(0))
-    Checkpointer(workdir / "sft/generator/checkpoints").save(4, {"params": params}, {})
+    save_step(workdir / "sft/generator/checkpoints", 4, {"params": params}, {})
     out = export.export(workdir, "generator", tmp_path / "out")
     exported = open_source(str(out))
     assert_equal_trees(exported.load_params(), params)

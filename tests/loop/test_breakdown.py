@@ -49,7 +49,7 @@ def test_an_update_that_replaces_the_parameters_is_noticed_although_its_loss_is_
 
 
 def message_of(config, error=None, newest=4) -> str:
-    with pytest.raises(FloatingPointError) as found, explained("turn 5", config, "runs/mine", newest):
+    with pytest.raises(FloatingPointError) as found, explained("turn 5", config, "runs/mine", lambda: newest):
         raise error or Broken("verifier", "gave values that are not finite: {'verifier/loss': nan}")
     return str(found.value)
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from support.paths import ROOT
+from support.tiny_checkpoints import save_step
 from tango_jax import sft
 from tango_jax.ablation.experiment import run_experiment
 from tango_jax.ablation.planned_runs import make_plan
@@ -13,7 +14,7 @@ from tango_jax.loop import stage_one
 from tango_jax.loop.init_from import check_init_from, what_it_lacks
 from tango_jax.loop.run import run_or_resume
 from tango_jax.rl.policy import make_policy
-from tango_jax.runtime.checkpoint import MANIFEST, Checkpointer
+from tango_jax.runtime.checkpoint import MANIFEST
 from tango_jax.runtime.console import Console
 from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import save_config
@@ -38,7 +39,7 @@ def source(tmp_path):
         if step is not None:
             meta = {"heldout_loss": 0.4, "seconds": 1.0, "metrics_bytes": 0} if meta is None else meta
             state = {"params": {"weight": np.ones(2, np.float32)}}
-            Checkpointer(workdir / "sft/generator/checkpoints").save(step, state, meta)
+            save_step(workdir / "sft/generator/checkpoints", step, state, meta)
         return workdir
 
     return make
@@ -122,7 +123,7 @@ def test_one_policy_does_not_start_from_two(source, tmp_path, old, here, is_refu
     store_arm(tmp_path / "source", old)
     save_config(load_config(TINY, [f"arm={old}"]), tmp_path / "source/config.json")
     workdir, state = source(settings=False), {"params": {"weight": np.ones(2, np.float32)}}
-    Checkpointer(workdir / "sft/verifier/checkpoints").save(LENGTH, state, {"heldout_loss": 0.4})
+    save_step(workdir / "sft/verifier/checkpoints", LENGTH, state, {"heldout_loss": 0.4})
     start = [f"{role}.init_from={workdir}" for role in ("generator", "verifier")]
     config = load_config(TINY, [*start, *here])
     if not is_refused:
@@ -142,7 +143,7 @@ def test_one_policy_starts_after_all_of_one_policys_stage_one(source, tmp_path):
     store_arm(tmp_path / "source", "self_verify")
     save_config(load_config(TINY, ["arm=self_verify"]), tmp_path / "source/config.json")
     workdir, state = source(settings=False), {"params": {"weight": np.ones(2, np.float32)}}
-    Checkpointer(workdir / "sft/verifier/checkpoints").save(LENGTH, state, {"heldout_loss": 0.4})
+    save_step(workdir / "sft/verifier/checkpoints", LENGTH, state, {"heldout_loss": 0.4})
     settings = ["arm=self_verify", f"generator.init_from={workdir}", "verifier.sft.steps=0"]
     with pytest.raises(ValueError, match=r"^generator\.init_from=.*and then the verifier's: set verifier\.init_from="):
         check_init_from(load_config(TINY, settings))
@@ -205,11 +206,11 @@ def test_what_is_finished_is_looked_at_again_when_it_is_loaded(source):
     workdir = source(None)
     policy = make_policy("generator", tiny().generator, start_source(tiny(), "generator"))
     params = jax.tree.map(lambda leaf: np.full(leaf.shape, 1.0, leaf.dtype), policy.abstract_state().params)
-    checkpointer = Checkpointer(workdir / "sft/generator/checkpoints", keep=1)
-    checkpointer.save(5, {"params": params}, {"heldout_loss": 0.4, "is_full": True})
+    directory = workdir / "sft/generator/checkpoints"
+    save_step(directory, 5, {"params": params}, {"heldout_loss": 0.4, "is_full": True})
     with pytest.raises(ValueError, match="unfinished, at step 5 of 6"):
         stage_one.load_sft(policy, str(workdir))
-    checkpointer.save(6, {"params": params}, {"heldout_loss": 0.4, "is_full": True})
+    save_step(directory, 6, {"params": params}, {"heldout_loss": 0.4, "is_full": True})
     assert stage_one.load_sft(policy, str(workdir)).step == 6
 
 

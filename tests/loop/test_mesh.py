@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ import pytest
 
 from support.paths import CONFIGS, ROOT
 from support.policies import policies_of
-from support.processes import HANG_S, Finished, finish, wait_for
+from support.processes import HANG_S, Finished, finish, free_port, wait_for
 from support.xla_settings import on_devices
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop.run import run_or_resume
@@ -87,12 +86,6 @@ class MeshTrain:
     def run_two(self, workdir: Path, *overrides: str) -> None:
         for process in [finish(process) for process in self.start_two(workdir, *overrides)]:
             assert process.code == 0, process.stderr[-3000:]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

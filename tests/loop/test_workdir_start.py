@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from support.paths import ROOT
 from support.policies import policies_of
-from support.tiny_checkpoints import write_tiny_folder
+from support.tiny_checkpoints import save_step, write_tiny_folder
 from tango_jax import ablate, sft, train
 from tango_jax.ablation import experiment
 from tango_jax.ablation.planned_runs import make_plan
@@ -168,10 +168,14 @@ def test_metrics_that_a_checkpoint_relies_on_are_missed(workdir):
 
 def test_metrics_tell_of_checkpoints_that_are_gone(workdir):
     check_log(workdir, None, 2)
-    write_rows(workdir, [1, 2])  # killed before, or in, the first save
+    write_rows(workdir, [1, 2, 3, 4])  # killed before the second save, which waits for the first
     check_log(workdir, None, 2)
-    write_rows(workdir, [3])
-    assert "reaches step 3, but there is no checkpoint beside it" in refused(check_log, workdir, None, 2)
+    write_rows(workdir, [1, 2, 3, 4, 5])
+    assert "reaches step 5, but there is no checkpoint beside it" in refused(check_log, workdir, None, 2)
+    write_rows(workdir, [1, 41, 42])  # the warm-up ended early, after one turn
+    check_log(workdir, None, 2)
+    write_rows(workdir, [1, 41, 42, 43])
+    assert "reaches step 43, but there is no checkpoint beside it" in refused(check_log, workdir, None, 2)
 
 
 def test_the_evaluation_after_a_warm_up_that_ended_early_tells_of_no_checkpoint(workdir):
@@ -190,7 +194,7 @@ def test_a_run_that_lost_its_metrics_says_so_before_stage_one(workdir, config, m
     states = {role: jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), policy.abstract_state())
               for role, policy in policies.items()}
     for step in (2, 4):
-        run.Checkpointer(workdir / "checkpoints").save(step, states, {"metrics_bytes": 100, "turn": step})
+        save_step(workdir / "checkpoints", step, states, {"metrics_bytes": 100, "turn": step})
     keep_config(config, workdir / "config.json")
     monkeypatch.setattr(run, "run_stage_one", None)
     text = refused(run.run_or_resume, config, workdir, SILENT, policies)

@@ -8,6 +8,7 @@ import pytest
 
 from support.paths import ROOT
 from support.policies import policies_of
+from support.tiny_checkpoints import save_step
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
 from tango_jax.loop import stage_one
@@ -19,7 +20,6 @@ from tango_jax.planning.sources import plan_source
 from tango_jax.planning.targets import TARGETS, machine_of
 from tango_jax.planning.times import stage_one_step_seconds
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.run_config import save_config
@@ -37,7 +37,7 @@ def job_of(*settings: str, devices: int = 1):
 
 def write_stage_one(workdir, role: str, is_full: bool, params: dict) -> None:
     directory = sft_directory(workdir, role) / "checkpoints"
-    Checkpointer(directory).save(1, {"params": params}, {"is_full": is_full, "heldout_loss": 0.0})
+    save_step(directory, 1, {"params": params}, {"is_full": is_full, "heldout_loss": 0.0})
 
 
 @pytest.mark.parametrize("one_policy", ["verifier.adapter=generator", "arm=self_verify"])
@@ -105,7 +105,7 @@ def test_the_verifiers_stage_one_holds_no_more_than_is_planned(tmp_path, monkeyp
 def test_all_parameters_are_planned_where_a_run_of_adapters_goes_on_without_them(tmp_path):
     settings = [*both("model.lora.rank=4"), "seed=1"]
     save_config(load_config("tiny", [*settings, *both("sft.full=True")]), tmp_path / "config.json")
-    Checkpointer(tmp_path / "checkpoints").save(1, {"generator": {"params": {"weight": np.ones(1)}}}, {})
+    save_step(tmp_path / "checkpoints", 1, {"generator": {"params": {"weight": np.ones(1)}}}, {})
     config = load_config("tiny", [*both(f"checkpoint={tmp_path}", "sft.steps=0")])
     assert plan_source(config, "generator").model_config.lora is None
 

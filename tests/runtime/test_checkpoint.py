@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from support.tiny_checkpoints import save_step
 from tango_jax.runtime import checkpoint as checkpoint_lib
 from tango_jax.runtime.checkpoint import MANIFEST, Checkpointer, CheckpointError, newest_verified, read_state, seal
 from tango_jax.runtime.timers import CompileCounter
@@ -58,13 +60,14 @@ def two_steps(tmp_path) -> Checkpointer:
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(10, make_state(1), {"phase": "warmup"})
     checkpointer.save(20, make_state(2), {"phase": "rl"})
+    checkpointer.wait()
     return checkpointer
 
 
 def test_restored_state_is_bit_equal_and_compiles_nothing(tmp_path):
     state, meta = make_state(3), {"cursor": {"next_index": 7}, "alpha": 0.1, "name": "a"}
     with CompileCounter() as compiles:
-        Checkpointer(tmp_path).save(4, state, meta)
+        save_step(tmp_path, 4, state, meta)
         restored = Checkpointer(tmp_path).restore(abstract(state))
     assert (restored.step, restored.meta, compiles.compilations) == (4, meta, [])
     assert jax.tree.structure(restored.state) == jax.tree.structure(state)
@@ -78,11 +81,13 @@ def test_empty_directory_restores_nothing(tmp_path):
     assert (checkpointer.steps(), checkpointer.latest_step()) == ([], None)
     assert names(tmp_path) == []  # it is made by the first save
     checkpointer.save(1, make_state(1), {})
+    checkpointer.wait()
     assert names(tmp_path / "above" / "new") == ["1"]
 
 
 def test_keeps_the_newest_steps(two_steps, tmp_path):
     two_steps.save(30, make_state(3), {})
+    two_steps.wait()
     assert two_steps.steps() == [20, 30]
     assert names(tmp_path) == ["20", "30"]
 
@@ -109,6 +114,7 @@ def test_a_step_that_lost_its_manifest_is_damaged(two_steps, tmp_path, caplog):
     assert two_steps.restore(abstract(make_state(1))).step == 10
     assert "20 is damaged: manifest.sha256 cannot be read (No such file or directory); falling back" in caplog.text
     two_steps.save(20, make_state(2), {})
+    two_steps.wait()
     assert two_steps.steps() == [10, 20]
 
 
@@ -147,6 +153,7 @@ def test_saving_after_a_fallback_replaces_the_damaged_step(two_steps, tmp_path, 
     flip_a_byte(tmp_path / "20")
     two_steps.restore(abstract(make_state(1)))
     two_steps.save(next_step, make_state(5), {})
+    two_steps.wait()
     assert names(tmp_path) == [str(step) for step in left]
     restored = Checkpointer(tmp_path).restore(abstract(make_state(1)))
     assert restored.step == next_step and tree_fingerprint(restored.state) == tree_fingerprint(make_state(5))
@@ -217,6 +224,7 @@ def test_a_restore_after_a_glance_reads_the_bytes_again_only_where_files_were_to
     flip_a_byte(tmp_path / "20")
     assert two_steps.restore(abstract(make_state(2))).step == 10 and len(reads) == 2
     two_steps.save(30, make_state(3), {})
+    two_steps.wait()
     assert two_steps.restore(abstract(make_state(2))).step == 30 and len(reads) == 3
 
 
@@ -224,12 +232,13 @@ def test_a_failed_save_after_a_fallback_names_the_step_that_is_good(two_steps, t
     flip_a_byte(tmp_path / "20")
     two_steps.restore(abstract(make_state(1)))
 
-    def full_disk(folder, step):
+    def full_disk(folder, step, digests):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint_lib, "seal", full_disk)
     with pytest.raises(CheckpointError, match=r"the last good checkpoint \(step 10\) is kept"):
         two_steps.save(15, make_state(2), {})
+        two_steps.wait()
 
 
 def test_restore_onto_another_mesh(two_steps):
@@ -274,28 +283,38 @@ def test_leftovers_of_a_kill_are_removed_and_a_replaced_step_comes_back(two_step
 def test_nothing_is_saved_in_a_directory_that_was_removed_meanwhile(two_steps, tmp_path, monkeypatch):
     """Orbax makes the folders above what it writes; a step there would be one of a run without settings or metrics."""
 
-    def remove_first(path, step):
+    def remove_first(path, step, digests):
         shutil.rmtree(tmp_path)
         path.mkdir(parents=True)
-        seal(path, step)
+        seal(path, step, {})
 
     monkeypatch.setattr(checkpoint_lib, "seal", remove_first)
     with pytest.raises(CheckpointError, match="no longer exists: was it removed"):
         two_steps.save(30, make_state(3), {})
+        two_steps.wait()
     assert names(tmp_path) == []
 
 
 def test_a_second_ctrl_c_leaves_no_half_step(two_steps, tmp_path, monkeypatch):
     """The first one sets a flag (runtime/termination.py)."""
+    is_written, go_on = threading.Event(), threading.Event()
 
-    def interrupted(folder, step):
-        raise KeyboardInterrupt
+    def wait_and_seal(folder, step, digests):
+        is_written.set()
+        go_on.wait()
+        seal(folder, step, digests)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(checkpoint_lib, "seal", interrupted)
+    monkeypatch.setattr(checkpoint_lib, "seal", wait_and_seal)
+    with pytest.raises(KeyboardInterrupt), two_steps:
         two_steps.save(30, make_state(3), {})
+        is_written.wait()
+        raise KeyboardInterrupt
     assert names(tmp_path) == ["10", "20"]
+    go_on.set()
+    with pytest.raises(CheckpointError, match="could not save step 30"):
+        two_steps.wait()
     two_steps.save(30, make_state(3), {})
+    two_steps.wait()
     assert two_steps.steps() == [20, 30]
 
 

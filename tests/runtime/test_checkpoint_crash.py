@@ -29,15 +29,18 @@ FULL_DISK = """
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     checkpointer = Checkpointer(sys.argv[1])
     checkpointer.save(1, {"w": np.ones(3, np.float32)}, {})
+    checkpointer.wait()
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, unlimited[1]))
     noise = {"w": np.random.default_rng(0).normal(size=200_000).astype(np.float32)}
     try:
         checkpointer.save(2, noise, {})
+        checkpointer.wait()
     except CheckpointError as error:
         print(json.dumps([str(error), checkpointer.steps()]))
     resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     checkpointer.save(2, noise, {})
+    checkpointer.wait()
 """
 
 
@@ -89,8 +92,10 @@ KILLED = """
 
     checkpointer = checkpoint_lib.Checkpointer(sys.argv[1])
     checkpointer.save(1, {"w": np.full(3, 1, np.float32)}, {})
-    checkpoint_lib.seal = lambda folder, step: os.kill(os.getpid(), signal.SIGKILL)
+    checkpointer.wait()
+    checkpoint_lib.seal = lambda folder, step, digests: os.kill(os.getpid(), signal.SIGKILL)
     checkpointer.save(2, {"w": np.full(3, 2, np.float32)}, {})
+    checkpointer.wait()
 """
 
 

@@ -14,6 +14,7 @@ from tango_jax.runtime.checkpoint import (
     NO_STEP,
     clean_up,
     commit,
+    digests_of,
     find_damage,
     remove,
     seal,
@@ -25,7 +26,7 @@ def make_step(directory: Path, name: str, content: bytes = b"weights") -> Path:
     (folder / "state").mkdir(parents=True)
     (folder / "state" / "w").write_bytes(content)
     (folder / "meta.json").write_text("{}")
-    seal(folder, int("".join(filter(str.isdigit, name)) or 0))
+    seal(folder, int("".join(filter(str.isdigit, name)) or 0), digests_of(folder))
     return folder
 
 

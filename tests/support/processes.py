@@ -3,6 +3,7 @@
 No test depends on how fast the machine is: every wait is for an event, and its only limit is HANG_S.
 """
 
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -28,6 +29,12 @@ def finish(process: subprocess.Popen) -> Finished:
         if process.poll() is None:
             process.kill()
     return Finished(process.returncode, stdout, stderr)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
 
 
 def wait_for(condition: Callable[[], bool], what: str, process: subprocess.Popen | None = None) -> None:

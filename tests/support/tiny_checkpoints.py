@@ -58,5 +58,11 @@ def save_run(workdir, config, stage_one=False, step=1, meta=None):
     params = jax.tree.map(lambda leaf: leaf * step, tiny_params())
     state = {"params": params} if stage_one else {role: {"params": params} for role in ("generator", "verifier")}
     directory = workdir / "sft" / "generator" if stage_one else workdir
-    Checkpointer(directory / "checkpoints").save(step, state, meta or {})
+    save_step(directory / "checkpoints", step, state, meta or {})
     return params
+
+
+def save_step(directory, step, state, meta):
+    """Written when this returns."""
+    with Checkpointer(directory) as checkpointer:
+        checkpointer.save(step, state, meta)

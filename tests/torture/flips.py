@@ -71,9 +71,9 @@ def find_problem(folder: Path, newest: int, before: int) -> str | None:
 
 def make_steps(folder: Path) -> None:
     """Save the STEPS, which differ in every array, and keep the last two."""
-    checkpointer = Checkpointer(folder, keep=2)
-    for step in STEPS:
-        checkpointer.save(step, make_state(step), make_meta(step))
+    with Checkpointer(folder, keep=2) as checkpointer:
+        for step in STEPS:
+            checkpointer.save(step, make_state(step), make_meta(step))
 
 
 def make_state(step: int) -> dict:
