@@ -86,7 +86,7 @@ class Checkpointer:
                 clean_up(self._directory)
         elif error is None or isinstance(error, hosts.Preempted):
             self.wait()
-        elif not _is_lost_peer(error):
+        elif not _lost_peer(error):
             self._join()
 
     def steps(self) -> list[int]:
@@ -115,9 +115,11 @@ class Checkpointer:
         if hosts.is_first() and self._descriptor is None:
             self._open()
         self._verified = None
-        copied, self._pending = threading.Event(), concurrent.futures.Future()
+        copied, done = threading.Event(), concurrent.futures.Future()
+        arguments = (step, state, record, copied, done)
         # Orbax's threads inherit `daemon`: what a failed save leaves must not keep the process.
-        threading.Thread(target=self._run_save, args=(step, state, record, copied), name="save", daemon=True).start()
+        threading.Thread(target=self._run_save, args=arguments, name="save", daemon=True).start()
+        self._pending = done
         copied.wait()
         self.check()
 
@@ -136,15 +138,17 @@ class Checkpointer:
     def _join(self) -> None:
         concurrent.futures.wait([self._pending] if self._pending is not None else [])
 
-    def _run_save(self, step: int, state: Any, record: dict, copied: threading.Event) -> None:
+    def _run_save(
+        self, step: int, state: Any, record: dict, copied: threading.Event, done: concurrent.futures.Future
+    ) -> None:
         try:
             self._write(step, state, record, copied)
             self._newest = step
             if hosts.is_first():
                 self._prune(step)
-            self._pending.set_result(None)
+            done.set_result(None)
         except BaseException as error:  # noqa: BLE001 (`wait` raises it)
-            self._pending.set_exception(error)
+            done.set_exception(error)
         finally:
             copied.set()
 
@@ -160,8 +164,8 @@ class Checkpointer:
             self._seal(saving, step)
             is_committed = True
         except (OSError, ValueError, RuntimeError) as error:  # raised by Orbax and tensorstore for a failed write
-            if _is_lost_peer(error):
-                raise  # nothing is wrong with the disk
+            if lost := _lost_peer(error):  # nothing is wrong with the disk
+                raise lost from error
             raise CheckpointError(self._describe_failure(step, error)) from error
         finally:
             if not is_committed and hosts.is_first():
@@ -268,8 +272,10 @@ def _make_orbax(name: str = "") -> ocp.AsyncCheckpointer:
         multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name))
 
 
-def _is_lost_peer(error: BaseException) -> bool:
-    return isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1
+def _lost_peer(error: BaseException) -> BaseException | None:
+    """The error of a process that others have left. Orbax raises a TimeoutError from it."""
+    found = error.__cause__ if isinstance(error, TimeoutError) else error
+    return found if isinstance(found, jax.errors.JaxRuntimeError) and jax.process_count() > 1 else None
 
 
 @contextlib.contextmanager

@@ -86,7 +86,8 @@ def wait_for_save(process: subprocess.Popen, workdir: Path, rng: np.random.Gener
     """Wait until the next save or the one after it has begun, and a little longer."""
     place, seen = int(rng.integers(1, 3)), set()
     while process.poll() is None and len(seen) < place:
-        seen.update(workdir.glob("checkpoints/*.saving"), workdir.glob("sft/*/checkpoints/*.saving"))
+        found = (*workdir.glob("checkpoints/*.saving*"), *workdir.glob("sft/*/checkpoints/*.saving*"))
+        seen.update(path.with_name(path.name.split(".")[0]) for path in found)
         time.sleep(0.0005)
     time.sleep(rng.uniform(0, SAVE_S))
 
