@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -14,9 +15,15 @@ import pytest
 from support.paths import CONFIGS
 from support.policies import policies_of
 from support.processes import finish, wait_for
+from support.tiny_checkpoints import full_disk
 from support.tiny_train import LAST_TURN, TinyTrain, repeatable_rows
 from tango_jax import train
 from tango_jax.cli.command_line import load_config
+from tango_jax.loop.resume import RunState
+from tango_jax.loop.run import run_turns
+from tango_jax.loop.turn import RunContext
+from tango_jax.records import Memory
+from tango_jax.runtime import checkpoint as checkpoint_lib
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.termination import PREEMPTED
 from tango_jax.tracking.metrics import read_metrics
@@ -126,6 +133,17 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tiny_train, tiny_run,
     assert f"checkpoints/{LAST_TURN}" in done.stderr and f"falling back to step {LAST_TURN - 2}" in done.stderr
     assert f"resumed after turn {LAST_TURN - 2} of {LAST_TURN}" in done.stdout
     assert_same_results(workdir, tiny_run.workdir, abstract_states)
+
+
+def test_a_checkpoint_that_could_not_be_written_ends_the_run_before_its_next_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_lib, "seal", full_disk)
+    output = SimpleNamespace(checkpointer=checkpoint_lib.Checkpointer(tmp_path))
+    output.checkpointer.save(1, {"weight": np.ones(1)}, {})
+    output.checkpointer.latest_step()  # waits
+    context = RunContext(load_config(str(CONFIGS / "tiny.py"), []), None, {}, {}, None)
+    start = RunState({}, Memory(turn=1), owes_evaluation=False)
+    with pytest.raises(checkpoint_lib.CheckpointError, match="could not save step 1 .*No space left"):
+        run_turns(context, SimpleNamespace(num_turns=2), [], start, output, None)
 
 
 @pytest.fixture

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 from support.paths import ROOT
+from support.tiny_checkpoints import full_disk
 from tango_jax import sft
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import imitation, stage_one
 from tango_jax.records import Problem, TrainState
 from tango_jax.rl.policy import make_policy
 from tango_jax.rl.supervised import Sft
+from tango_jax.runtime import checkpoint as checkpoint_lib
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import Checkpointer, read_state
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, read_state
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
 from tango_jax.tasks.task import SftExample
@@ -127,6 +129,18 @@ def test_sigterm_saves_nothing_that_is_broken(policies, tmp_path, monkeypatch):
     abstract = {"weight": np.ones(1, np.float32)}
     meta = read_state(tmp_path / "good/sft/generator/checkpoints", abstract, part=("params",)).meta
     assert (meta["heldout_loss"], meta["left_out"]) == (1.0, 0)
+
+
+def test_a_disk_that_fills_up_ends_it_and_the_next_start_goes_on(policies, tmp_path, monkeypatch):
+    """Checkpoints are written while it goes on: the one of step 6 waits for that of step 3."""
+    message = "could not save step 3 .*No space left"
+    with monkeypatch.context() as patched, pytest.raises(CheckpointError, match=message):
+        patched.setattr(checkpoint_lib, "seal", full_disk)
+        run(monkeypatch, policies["generator"], tmp_path)
+    assert saved(tmp_path) == []
+    run(monkeypatch, policies["generator"], tmp_path)
+    assert saved(tmp_path) == [3, 6]
+    assert [row["step"] for row in read_metrics(tmp_path / "sft/generator/metrics.jsonl")] == [3, 6]
 
 
 @pytest.mark.parametrize("keep, kept", [(1, [6]), (2, [3, 6])])

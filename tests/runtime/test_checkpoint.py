@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from support.tiny_checkpoints import save_step
+from support.tiny_checkpoints import full_disk, save_step
 from tango_jax.runtime import checkpoint as checkpoint_lib
 from tango_jax.runtime.checkpoint import MANIFEST, Checkpointer, CheckpointError, newest_verified, read_state, seal
 from tango_jax.runtime.timers import CompileCounter
@@ -231,9 +231,6 @@ def test_a_restore_after_a_glance_reads_the_bytes_again_only_where_files_were_to
 def test_a_failed_save_after_a_fallback_names_the_step_that_is_good(two_steps, tmp_path, monkeypatch):
     flip_a_byte(tmp_path / "20")
     two_steps.restore(abstract(make_state(1)))
-
-    def full_disk(folder, step, digests):
-        raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint_lib, "seal", full_disk)
     with pytest.raises(CheckpointError, match=r"the last good checkpoint \(step 10\) is kept"):

@@ -18,7 +18,7 @@ import tensorstore
 
 from support.paths import ROOT
 from support.processes import finish, free_port
-from support.tiny_checkpoints import save_step
+from support.tiny_checkpoints import full_disk, save_step
 from tango_jax.runtime import checkpoint as checkpoint_lib
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, digests_of, find_damage, seal
@@ -55,10 +55,6 @@ def disk(monkeypatch):
     monkeypatch.setattr(tensorstore, "open", open_later)
     yield arrived, go_on
     go_on.set()
-
-
-def full_disk(folder: Path, step: int, digests: dict) -> None:
-    raise OSError(28, "No space left on device")
 
 
 def test_training_goes_on_and_donates_what_is_being_written(one_step, tmp_path, disk):

@@ -1,5 +1,7 @@
 """One tiny random model with a byte-level tokenizer, as a Hugging Face folder and as a GGUF file of equal weights."""
 
+import errno
+import os
 from pathlib import Path
 
 import jax
@@ -60,6 +62,11 @@ def save_run(workdir, config, stage_one=False, step=1, meta=None):
     directory = workdir / "sft" / "generator" if stage_one else workdir
     save_step(directory / "checkpoints", step, state, meta or {})
     return params
+
+
+def full_disk(folder, step, digests):
+    """In place of `runtime.checkpoint.seal`."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def save_step(directory, step, state, meta):
