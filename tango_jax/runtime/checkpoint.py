@@ -181,6 +181,7 @@ class Checkpointer:
             return
         for process in range(1, jax.process_count()):
             digests |= _parse_manifest(client.blocking_key_value_get(f"{key}/{process}", WRITE_LIMIT_S * 1000))
+            client.key_value_delete(f"{key}/{process}")
         seal(saving, step, digests)
         if self._is_gone():  # Orbax has made it again, without anything that belongs to the run
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._directory))
