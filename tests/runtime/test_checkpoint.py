@@ -298,13 +298,13 @@ def test_a_second_ctrl_c_leaves_no_half_step(two_steps, tmp_path, monkeypatch):
 
     def wait_and_seal(folder, step, digests):
         is_written.set()
-        go_on.wait()
+        go_on.wait(60)
         seal(folder, step, digests)
 
     monkeypatch.setattr(checkpoint_lib, "seal", wait_and_seal)
     with pytest.raises(KeyboardInterrupt), two_steps:
         two_steps.save(30, make_state(3), {})
-        is_written.wait()
+        is_written.wait(60)
         raise KeyboardInterrupt
     assert names(tmp_path) == ["10", "20"]
     go_on.set()

@@ -23,6 +23,8 @@ from tango_jax.runtime import checkpoint as checkpoint_lib
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, digests_of, find_damage, seal
 
+LONG_S = 60  # a test whose threads wait for each other fails after this
+
 
 def state_of(value: float) -> dict:
     return {"weights": jnp.full(4096, value, jnp.float32), "count": jnp.int32(value)}
@@ -49,7 +51,7 @@ def disk(monkeypatch):
 
     def open_later(*arguments, **options):
         arrived.set()
-        go_on.wait()
+        go_on.wait(LONG_S)
         return open_array(*arguments, **options)
 
     monkeypatch.setattr(tensorstore, "open", open_later)
@@ -62,7 +64,7 @@ def test_training_goes_on_and_donates_what_is_being_written(one_step, tmp_path, 
     update = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf + 1, state), donate_argnums=0)
     state, meta = state_of(2), {"cursor": [2]}
     one_step.save(2, state, meta)
-    arrived.wait()
+    arrived.wait(LONG_S)
     for _ in range(3):
         state = jax.block_until_ready(update(state))
     meta["cursor"].append(5)
