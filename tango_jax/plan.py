@@ -26,8 +26,8 @@ import jax
 
 from tango_jax.cli.arguments import CHOICES, Parser
 from tango_jax.cli.command_line import load_options
-from tango_jax.cli.ranges import check_options
 from tango_jax.cli.validation import validate
+from tango_jax.planning.assumed_lengths import DEFAULT, FORMS, parse_lengths
 from tango_jax.planning.machines import planned_for
 from tango_jax.planning.measured import beside, open_run
 from tango_jax.planning.measured import show as show_beside
@@ -37,17 +37,12 @@ from tango_jax.planning.targets import TARGETS, machine_of, open_target, parse_t
 from tango_jax.planning.which_models import show_models, which_models
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.failures import ends_in_one_line
-from tango_jax.runtime.keys import SHARE_ABOVE_ZERO
-
-RANGES = {
-    "filled": SHARE_ABOVE_ZERO._replace(why=": it is the mean length of prompts and responses, as a share of the limit")
-}
 
 
 def parse_options(argv: Sequence[str] | None) -> tuple[PlanOptions | None, str, bool]:
     """What to plan, the run of --measured, and whether to print JSON. Raises ValueError."""
     usage = ("%(prog)s --config=FILE[:arg] [--config.key=value ...] --target=NAME[:DEVICES] [--per-process=N] "
-             "[--filled=SHARE] [--json] | --measured=RUN [--json]")
+             "[--lengths=LENGTHS] [--json] | --measured=RUN [--json]")
     parser = Parser("plan", __doc__, usage)
     words = sys.argv[1:] if argv is None else argv
     names = {word.partition("=")[0] for word in words if word.startswith("--")}
@@ -57,14 +52,13 @@ def parse_options(argv: Sequence[str] | None) -> tuple[PlanOptions | None, str, 
     parser.add_argument("--target", metavar="NAME:DEVICES", default="cpu:1",
                         help=f"{', '.join(TARGETS)}, or cpu: virtual devices of this machine; default: %(default)s")
     parser.add_argument("--per-process", metavar="N", type=int, help="devices of a process; default: all of a host")
-    parser.add_argument("--filled", metavar="SHARE", type=float, default=0.5,
-                        help="mean length of prompts and responses, as a share of the longest allowed; only the times "
-                        "depend on it; default: %(default)s")
+    parser.add_argument("--lengths", metavar="LENGTHS", default=DEFAULT,
+                        help=f"lengths of prompts and responses, on which the times depend: {FORMS}. MEAN and PROMPT "
+                        "are tokens or, below 1, a share of the longest; default: %(default)s")
     parser.add_argument("--measured", metavar="RUN", default="",
                         help="the workdir of a finished run: print its phases, predicted and measured")
     parser.add_flag("--json", "print one JSON object and nothing else")
     args, overrides = parser.parse_overrides(argv)
-    check_options(args, RANGES)
     if looks_back or asks_for_models:
         parser.refuse_others(args)
     if looks_back:
@@ -74,14 +68,15 @@ def parse_options(argv: Sequence[str] | None) -> tuple[PlanOptions | None, str, 
             raise ValueError("--measured needs the workdir of a finished run")
         return None, args.measured, args.json
     name, devices = parse_target(args.target)
-    machine, config = machine_of(name, devices, args.per_process), None
+    machine, config, lengths = machine_of(name, devices, args.per_process), None, parse_lengths(args.lengths)
     if not asks_for_models:
         reserve_devices(name, devices)
         with planned_for(machine):
             config = load_options(parser, args, overrides)
         validate(config)
+        lengths.check(config)
     target = open_target(name, devices)
-    return PlanOptions(config, target, devices, machine.per_process, args.filled, args.json), "", args.json
+    return PlanOptions(config, target, devices, machine.per_process, lengths, args.json), "", args.json
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -96,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             show_fn = functools.partial(show_beside, run, found)
         elif options.config is None:
             machine = machine_of(options.target.name, options.devices, options.per_process)
-            found = which_models(options.target, machine, options.filled)
+            found = which_models(options.target, machine, options.lengths)
             answer = [fit._asdict() for fit in found]
             show_fn = functools.partial(show_models, found, options.target, machine)
         else:

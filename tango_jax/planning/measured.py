@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
+from tango_jax.planning.assumed_lengths import Even
 from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import sized_job
 from tango_jax.planning.plan_tables import between
@@ -25,6 +26,8 @@ from tango_jax.weights.workdir import read_config
 
 # Measured phase -> its predicted phases: a run times an update with its scores as one.
 PHASES = {"reshard": ("reshard",), "sample": ("sample",), "verify": ("verify",), "update": ("score", "update")}
+
+PROMPTS_OF_A_RUN = Even(0.5)  # metrics have the lengths of responses alone
 
 
 class Run(NamedTuple):
@@ -122,7 +125,7 @@ def beside(run: Run) -> list[PhaseTimes]:
     job = sized_job(run.config, models, machine)
     programs, found = estimated_programs(job, target.platform), []
     for role, spent in run.turns.items():
-        ends = [turn_times(job, programs, target.with_shares(shares), role, 0.5, run.lengths[role]).seconds
+        ends = [turn_times(job, programs, target.with_shares(shares), role, PROMPTS_OF_A_RUN, run.lengths[role]).seconds
                 for shares in (target.reached.quick, target.reached.likely, target.reached.slow)]
         for phase, parts in PHASES.items():
             predicted = tuple(sum(end.get(part, 0.0) for part in parts) for end in ends)

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 
+from tango_jax.grading.pool import DEFAULT_MAX_WORKERS
 from tango_jax.models.decode_attention import attention_names
-from tango_jax.planning import times
+from tango_jax.planning import time_model, upkeep
 from tango_jax.planning.run_plan import RunPlan
-from tango_jax.planning.targets import GIB, OPTIMIZATION_LEVEL, missing_compilers
+from tango_jax.planning.targets import GIB, Target, missing_compilers
+from tango_jax.planning.workload import TAIL, SamplingWorkload, UpdateWorkload
 from tango_jax.runtime.ahead import MOST_AT_A_TIME
 from tango_jax.runtime.console import Console, format_seconds
 
@@ -21,6 +23,7 @@ def as_json(plan: RunPlan) -> dict:
         "fits": plan.fits,
         "target": options.target.name,
         "devices": options.devices,
+        "slice": options.target.slice_name(options.devices),
         "compiled_for_target": plan.is_target,
         "peak_gib_per_device": max(phase.peak for phase in plan.phases) / GIB if is_compiled else None,
         "available_gib_per_device": options.target.memory / GIB,
@@ -32,8 +35,11 @@ def as_json(plan: RunPlan) -> dict:
             role: {phase: [end.turns[role].seconds[phase] for end in ends] for phase in turn.seconds}
             for role, turn in turns.items()
         },
-        "predicted_hours": plan.likely.run_seconds / 3600,
-        "predicted_hours_between": [end.run_seconds / 3600 for end in ends],
+        "useful_tokens_by_turn": {role: turn.passes.useful for role, turn in turns.items()},
+        "tail_of_decode_steps": {role: {name: done.tail for name, done in turn.sampled.items()}
+                                 for role, turn in turns.items()},
+        "predicted_hours": plan.hours(plan.likely),
+        "predicted_hours_between": [plan.hours(end) for end in ends],
         "stage_one": {role: {"steps": steps, "seconds_of_a_step": plan.likely.stage_one[role],
                              "hours": steps * plan.likely.stage_one[role] / 3600,
                              "hours_between": [steps * end.stage_one[role] / 3600 for end in ends]}
@@ -49,6 +55,8 @@ def as_json(plan: RunPlan) -> dict:
 def show(plan: RunPlan, console: Console) -> None:
     options, job = plan.options, plan.job
     console.log(f"{options.devices} x {options.target.name}: {job.processes} process(es) of {options.per_process}")
+    if name := options.target.slice_name(options.devices):
+        console.log(describe_slice(options.target, options.devices, name))
     for role, policy in job.policies.items():
         axes = " x ".join(f"{name} {size}" for name, size in policy.placement.train.shape.items())
         console.log(f"the {role}: mesh {axes}, decoding weights on {policy.config.mesh.decode_tensor} device(s) each, "
@@ -74,9 +82,9 @@ def _show_times(plan: RunPlan, console: Console) -> None:
     rows.append(("a turn", *(between(*(end.turns[role].total for end in ends)) for role in turns)))
     console.table("Seconds, predicted: from the quickest to the slowest measurement of such work",
                   ("phase", *(f"turn of the {role}" for role in turns)), rows)
-    counts = ", ".join(f"{plan.counts[role]} of the {role}" for role in turns)
-    console.log(f"all turns ({counts}): {_spans(end.run_seconds for end in ends)}, most likely "
-                f"{format_seconds(plan.likely.run_seconds)}, without evaluation and stage 1")
+    counts = " and ".join(f"{plan.counts[role]} {role}" for role in turns)
+    console.log(f"the run ({counts} turns): {_spans(3600 * plan.hours(end) for end in ends)}, most likely "
+                f"{format_seconds(3600 * plan.hours(plan.likely))}, with compiling and without stage 1")
     for role, steps in stage_one_steps(plan).items():
         console.log(f"stage 1 of the {role}: {steps} steps, "
                     f"{_spans(steps * end.stage_one[role] for end in ends)} in all, without evaluation")
@@ -102,6 +110,21 @@ def _spans(ends: Iterable[float]) -> str:
     return " to ".join(dict.fromkeys(map(format_seconds, ends)))
 
 
+def describe_slice(target: Target, chips: int, name: str) -> str:
+    smaller = f" ({target.product}-{chips} is {chips // target.counted} chips)" if target.counted > 1 else ""
+    return f"{chips} chips with {chips * target.cores} cores: Google calls this slice {name}{smaller}"
+
+
+def describe_update(role: str, passes: UpdateWorkload) -> str:
+    sizes = " and ".join(f"{count} micro-batches of {shape.total} tokens" for shape, count in passes.shapes.items())
+    return f"the {role}'s update has {sizes} a shard, of which {passes.useful:.0%} are no padding"
+
+
+def describe_sampling(updated: str, role: str, done: SamplingWorkload) -> str:
+    return (f"in the {updated}'s turn the {role} makes {done.steps:,} decode steps, {done.tail:.0%} of them with one row "
+            f"in {TAIL} left or fewer")
+
+
 def assumptions(plan: RunPlan) -> list[str]:
     target, options = plan.options.target, plan.options
     lines = []
@@ -112,19 +135,21 @@ def assumptions(plan: RunPlan) -> list[str]:
             "installed (--help names the packages): memory is a rough guess, usually too high (attention scores are "
             "whole arrays there, and bfloat16 is computed in float32)"
         )
-    elif target.platform == "tpu":
-        lines.append(f"compiled at optimization level {OPTIMIZATION_LEVEL} to be quick; at libtpu's own level the "
-                     "update of the 7B config took a tenth more temporary memory")
-    passes = {role: turn.passes for role, turn in plan.likely.turns.items()}
+    turns = plan.likely.turns
     lines += [
         "memory is for the longest prompts and responses, and the largest decode batch with a prompt for each row",
-        f"lengths spread evenly with a mean of {options.filled:g} of the longest: " + "; ".join(
-            f"the {role}'s turn has {one.micro_batches} micro-batches of {one.tokens.total} tokens a shard"
-            for role, one in passes.items()),
+        str(options.lengths),
+        *(describe_update(role, turn.passes) for role, turn in turns.items()),
+        *(describe_sampling(updated, role, done) for updated, turn in turns.items()
+          for role, done in turn.sampled.items()),
         f"shares of {target.flops / 1e12:.3g} TFLOP/s (float32 {target.flops_float32 / 1e12:.3g}) and of "
         f"{target.read / 1e12:.3g} TB/s of memory reads: {target.reached.basis}",
-        f"links carry {times.SHARE_OF_LINK:.0%} of {target.link / 1e9:.3g} GB/s, networks of "
-        f"{target.network / 1e9:.3g} GB/s a device; parsing, grading and evaluation are not counted",
+        f"links carry {time_model.SHARE_OF_LINK:.0%} of {target.link / 1e9:.3g} GB/s, networks of "
+        f"{target.network / 1e9:.3g} GB/s a device; a sum in a decode step takes {1e6 * time_model.SUM_LATENCY:.0f} us "
+        "in addition",
+        f"a host writes {upkeep.DISK / 1e9:.3g} GB/s of a checkpoint, and the first one reads all of it at this rate; "
+        f"grading an answer takes {1e3 * upkeep.GRADE:.0f} ms of one of {DEFAULT_MAX_WORKERS} cores a process; reading "
+        "texts is not counted",
     ]
     calls = [call for one in plan.job.method.rehearsals.values() for call in one.calls.values()]
     if most := {call.prompt.name: None for call in calls if call.at_most}:

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.method.own_arm import make_schedule
 from tango_jax.planning.advice import advice
+from tango_jax.planning.assumed_lengths import AssumedLengths
 from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import Job, make_job
 from tango_jax.planning.memory import Phase, phases
@@ -23,14 +24,14 @@ class PlanOptions(NamedTuple):
     target: Target
     devices: int
     per_process: int
-    filled: float
+    lengths: AssumedLengths
     is_json: bool
 
 
 class Times(NamedTuple):
     turns: dict[str, TurnTimes]  # by the role that is updated
     stage_one: dict[str, float]  # of a step, by role
-    run_seconds: float  # all turns, without stage 1
+    run_seconds: float  # all turns, with evaluations and checkpoints, without stage 1 and compiling
 
 
 class RunPlan(NamedTuple):
@@ -50,6 +51,10 @@ class RunPlan(NamedTuple):
     def compile_seconds(self) -> float:
         seconds = {name: program.seconds for name, program in self.programs.items()}
         return compile_seconds(self.compiled, seconds, self.job.processes)
+
+    def hours(self, times: Times) -> float:
+        """Of the whole run without stage 1."""
+        return (times.run_seconds + self.compile_seconds) / 3600
 
     @property
     def fits(self) -> bool:
@@ -77,6 +82,6 @@ def make_plan(options: PlanOptions, console: Console) -> RunPlan:
 def times_of(
     options: PlanOptions, job: Job, programs: dict[str, Program], counts: Counter, target: Target
 ) -> Times:
-    turns = {role: turn_times(job, programs, target, role, options.filled) for role in ROLES if counts[role]}
-    stage_one = {role: stage_one_step_seconds(job, programs, target, role, options.filled) for role in job.stage_one}
+    turns = {role: turn_times(job, programs, target, role, options.lengths) for role in ROLES if counts[role]}
+    stage_one = {role: stage_one_step_seconds(job, programs, target, role, options.lengths) for role in job.stage_one}
     return Times(turns, stage_one, sum(counts[role] * turn.total for role, turn in turns.items()))

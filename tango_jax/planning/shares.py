@@ -26,19 +26,19 @@ OTHER_GPUS = "other GPUs"  # not measured: the mean of the two that are known, a
 # On one host: (slowest, most likely, quickest) of each kind of work.
 MEASURED = {
     "a100": {"update": (0.40, 0.60, 0.76), "score": (0.40, 0.60, 0.76), "prefill": (0.37, 0.67, 0.68),
-             "read": (0.46, 0.86, 0.92)},
+             "read": (0.48, 0.86, 0.92)},
     "h100": {"update": (0.28, 0.43, 0.50), "score": (0.27, 0.41, 0.47), "prefill": (0.33, 0.59, 0.60),
-             "read": (0.45, 0.61, 0.74)},
+             "read": (0.45, 0.63, 0.79)},
     OTHER_GPUS: {"update": (0.28, 0.51, 0.76), "score": (0.28, 0.49, 0.74), "prefill": (0.33, 0.63, 0.94),
-                 "read": (0.45, 0.72, 0.92)},
+                 "read": (0.45, 0.73, 0.92)},
     "tpu-v5p": {"update": (0.78, 0.86, 0.93), "score": (0.78, 0.86, 0.93), "prefill": (0.24, 0.86, 0.93),
-                "read": (0.28, 0.69, 0.84)},
+                "read": (0.39, 0.79, 0.99)},
     "tpu-v5e": {"update": (0.63, 0.69, 0.74), "score": (0.63, 0.69, 0.74), "prefill": (0.19, 0.69, 0.74),
-                "read": (0.28, 0.69, 0.84)},
+                "read": (0.39, 0.79, 0.99)},
     "tpu-v6e": {"update": (0.50, 0.51, 0.55), "score": (0.50, 0.51, 0.55), "prefill": (0.14, 0.51, 0.55),
-                "read": (0.28, 0.69, 0.84)},
+                "read": (0.39, 0.79, 0.99)},
     "cpu": {"update": (0.28, 0.60, 0.86), "score": (0.28, 0.59, 0.85), "prefill": (0.14, 0.65, 0.93),
-            "read": (0.28, 0.71, 0.92)},
+            "read": (0.39, 0.75, 0.92)},
 }
 # Updates on several hosts of GPUs reach less: hosts to this power.
 LOST_BY_HOSTS = -0.067

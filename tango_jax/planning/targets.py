@@ -34,9 +34,16 @@ class Target:
     compilers: tuple[str, ...] = ()  # modules that compile for it; none: always installed
     shapes: tuple[tuple[int, str], ...] = ()  # TPU slices: number of chips and their arrangement
     largest_host: int = 0  # chips of the largest TPU slice that is one machine
+    product: str = ""  # TPUs: Google's name of a slice is this and a number
+    cores: int = 1  # of a chip
+    counted: int = 1  # what a chip adds to the number in the name of a slice
     capability: float | None = None  # compute capability of an NVIDIA GPU
     kinds: tuple[str, ...] = ()  # values of `jax.Device.device_kind`
     reached: Reached = Reached()
+
+    def slice_name(self, chips: int) -> str:
+        """What Google calls a slice of so many chips; empty for other devices."""
+        return f"{self.product}-{chips * self.counted}" if self.product else ""
 
     def with_shares(self, shares: Shares) -> "Target":
         return dataclasses.replace(self, reached=self.reached._replace(likely=shares))
@@ -81,17 +88,20 @@ TARGETS = {
         # and one of eight are whole machines.
         Target("tpu-v5p", platform="tpu", memory=95.74 * GIB, flops=459e12, flops_float32=459e12,
                flops_highest=76.5e12, read=2.77e12, link=180e9, network=180e9, host=16e9, per_host=4,
-               compilers=("libtpu",), largest_host=4, kinds=("TPU v5p", "TPU v5"),
+               compilers=("libtpu",), largest_host=4, kinds=("TPU v5p", "TPU v5"), product="v5p", cores=2,
+               counted=2,
                shapes=((4, "2x2x1"), (8, "2x2x2"), (16, "2x2x4"), (32, "2x4x4"), (64, "4x4x4"), (128, "4x4x8"),
                        (256, "4x8x8"), (512, "8x8x8"), (1024, "8x8x16"), (2048, "8x16x16"), (4096, "16x16x16"),
                        (6144, "16x16x24"))),
         Target("tpu-v5e", platform="tpu", memory=15.75 * GIB, flops=197e12, flops_float32=197e12,
                flops_highest=32.8e12, read=0.82e12, link=90e9, network=90e9, host=16e9, per_host=4,
-               compilers=("libtpu",), largest_host=8, kinds=("TPU v5e", "TPU v5 lite"), shapes=_SLICES_OF_256),
+               compilers=("libtpu",), largest_host=8, kinds=("TPU v5e", "TPU v5 lite"), product="v5litepod",
+               shapes=_SLICES_OF_256),
         # docs.cloud.google.com/tpu/docs/v6e; links as in jax-ml.github.io/scaling-book/tpus.
         Target("tpu-v6e", platform="tpu", memory=31.25 * GIB, flops=918e12, flops_float32=918e12,
                flops_highest=153e12, read=1.64e12, link=180e9, network=180e9, host=16e9, per_host=4,
-               compilers=("libtpu",), largest_host=8, kinds=("TPU v6e", "TPU v6 lite"), shapes=_SLICES_OF_256),
+               compilers=("libtpu",), largest_host=8, kinds=("TPU v6e", "TPU v6 lite"), product="v6e",
+               shapes=_SLICES_OF_256),
     )
 }
 _TPU_NAMES = {"tpu-v5p": ("v5:", "megacore"), "tpu-v5e": ("v5e:", "default"), "tpu-v6e": ("v6e:", "default")}
@@ -107,8 +117,7 @@ GPU_FLAGS = {
 }
 TPU_FLAGS = ("--xla_tpu_enable_data_parallel_all_reduce_opt=true",
              "--xla_tpu_data_parallel_opt_different_sized_ops=true")
-# The launchers set it for GPUs. For TPUs compiling is several times as quick, and memory a few percent off.
-OPTIMIZATION_LEVEL = "O1"
+GPU_OPTIMIZATION_LEVEL = "O1"  # as launch/flags_gpu.sh sets it; for TPUs the launchers set none
 
 
 class Devices(NamedTuple):
@@ -197,8 +206,8 @@ def open_devices(target: Target, count: int) -> Devices:
     jax.config.update("jax_platforms", "cpu")  # opens no accelerator of this machine
     if target.platform == "cpu" or missing_compilers(target):
         return Devices(cpu_devices(count), target.platform == "cpu", {})
-    jax.config.update("jax_optimization_level", OPTIMIZATION_LEVEL)
     if target.platform == "gpu":
+        jax.config.update("jax_optimization_level", GPU_OPTIMIZATION_LEVEL)
         description = (Path(__file__).parent / "gpu_targets" / f"{target.name}.txtpb").read_text()
         hosts = max(1, count // target.per_host)
         topology = topologies.get_topology_desc(

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, default_config
 from tango_jax.method.own_arm import make_schedule
+from tango_jax.planning.assumed_lengths import AssumedLengths
 from tango_jax.planning.costs import num_parameters
 from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import sized_job
@@ -39,13 +40,14 @@ class Fit(NamedTuple):
     fits: bool
 
 
-def which_models(target: Target, machine: Machine, filled: float) -> list[Fit]:
-    found = [_fit(name, rank, target, machine, filled) for name in CONFIG_JSON for rank in (0, ADAPTER_RANK)]
+def which_models(target: Target, machine: Machine, lengths: AssumedLengths) -> list[Fit]:
+    lengths.check(models_config(next(iter(CONFIG_JSON)), 0, machine))
+    found = [_fit(name, rank, target, machine, lengths) for name in CONFIG_JSON for rank in (0, ADAPTER_RANK)]
     sizes = {name: num_parameters(preset_model(name)) for name in CONFIG_JSON}
     return sorted(found, key=lambda fit: (sizes[fit.name], fit.name, fit.rank))
 
 
-def _fit(name: str, rank: int, target: Target, machine: Machine, filled: float) -> Fit:
+def _fit(name: str, rank: int, target: Target, machine: Machine, lengths: AssumedLengths) -> Fit:
     config = models_config(name, rank, machine)
     models = {role: preset_model(name, **fields_of(config[role])) for role in ROLES}
     try:
@@ -57,7 +59,7 @@ def _fit(name: str, rank: int, target: Target, machine: Machine, filled: float) 
     peak = max(phase.peak for phase in phases(job, programs))
     turns, reached = Counter(turn.role for turn in make_schedule(config).turns()), target.reached
     quick, likely, slow = (
-        sum(count * turn_times(job, programs, target.with_shares(shares), role, filled).total
+        sum(count * turn_times(job, programs, target.with_shares(shares), role, lengths).total
             for role, count in turns.items()) / turns.total()
         for shares in (reached.quick, reached.likely, reached.slow)
     )

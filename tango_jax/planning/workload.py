@@ -1,28 +1,45 @@
-"""Micro-batches, decode batches and their steps in a turn of the busiest process, from assumed or measured lengths.
-
-Assumed lengths are spread evenly, with a mean of `filled` of the longest allowed.
-"""
+"""Micro-batches, decode batches and their steps in a turn of the busiest process, from assumed or measured lengths."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from tango_jax.planning.assumed_lengths import AssumedLengths, evenly_spaced_lengths, shuffled
 from tango_jax.planning.costs import MicroBatchShape
 from tango_jax.planning.job import Job
-from tango_jax.rl.packing import TrainSequence, assign_micro_batches, batch_shape, pack_shape, sft_pack_shape
+from tango_jax.rl.packing import (
+    PackShape,
+    TrainSequence,
+    assign_micro_batches,
+    batch_shape,
+    pack_shape,
+    sft_pack_shape,
+)
 from tango_jax.sampling.buckets import SamplerConfig
-from tango_jax.sampling.schedule import limits_of, replay
+from tango_jax.sampling.schedule import Limits, Replay, limits_of, replay
+
+TAIL = 4  # a decode step is in the tail if the batch has at most one row in so many left
 
 
 class UpdateWorkload(NamedTuple):
-    micro_batches: int  # in all calls
+    shapes: dict[MicroBatchShape, int]  # micro-batches of a shard in all calls, by shape
     calls: int  # one a minibatch
-    tokens: MicroBatchShape  # of each micro-batch of a shard
+    useful: float  # share of the computed tokens that are no padding
+
+    @property
+    def micro_batches(self) -> int:
+        return sum(self.shapes.values())
+
+    @property
+    def tokens(self) -> int:
+        """Computed on a shard, padding included."""
+        return sum(count * shape.total for shape, count in self.shapes.items())
 
 
 class DecodeSegment(NamedTuple):
@@ -45,6 +62,17 @@ class SamplingWorkload(NamedTuple):
     def pass_lengths(self) -> tuple[int, ...]:
         return self.chunk_lengths or (self.prompt_length,)
 
+    @property
+    def steps(self) -> int:
+        return self.batches * sum(segment.steps for segment in self.segments)
+
+    @property
+    def tail(self) -> float:
+        """The share of the steps in which few rows are left."""
+        most = max((segment.rows for segment in self.segments), default=0)
+        few = sum(segment.steps for segment in self.segments if segment.rows * TAIL <= most)
+        return self.batches * few / max(1, self.steps)
+
 
 class Lengths(NamedTuple):
     """Of a role's responses in turns that were measured, and how many they were."""
@@ -60,84 +88,95 @@ Measured = Mapping[str, Lengths]  # by role
 NOTHING: Measured = MappingProxyType({})
 
 
-def response_lengths(config: ConfigDict, count: int, filled: float, measured: Lengths | None) -> np.ndarray:
-    """Assumed lengths of responses, the longest first."""
-    longest, mean = measured[:2] if measured else (config.max_response, filled * config.max_response)
-    return evenly_spaced_lengths(count, longest, mean / longest)
+def response_lengths(
+    lengths: AssumedLengths, config: ConfigDict, role: str, count: int, told: Lengths | None
+) -> np.ndarray:
+    """The longest first; those of measured turns are taken as evenly spread."""
+    if told is None:
+        return lengths.responses(config, role, count)
+    return evenly_spaced_lengths(count, told.longest, told.mean / told.longest)
 
 
-def evenly_spaced_lengths(count: int, longest: int, filled: float) -> np.ndarray:
-    """From 1 to `longest`, evenly spaced around a mean of `filled` x `longest`; the longest first."""
-    half = min(filled, 1 - filled)
-    shares = np.linspace(filled + half, filled - half, count)
-    return np.maximum(1, np.ceil(longest * shares)).astype(int)
-
-
-def update_workload(job: Job, role: str, filled: float, measured: Measured = NOTHING) -> UpdateWorkload:
+def update_workload(
+    job: Job, role: str, lengths: AssumedLengths, measured: Measured = NOTHING
+) -> UpdateWorkload:
     config, shards = job.policies[role].config, job.policies[role].placement.num_local_shards
     rehearsal, told = job.method.rehearsals.get(role), measured.get(role)
     prompts, M = dataclasses.replace(job.policies[role], learner=rehearsal and rehearsal.learner).trained_groups
     there = max(1, math.ceil(prompts * told.share)) if told else prompts
     trained = told._replace(mean=told.trained_mean) if told and told.trained_mean is not None else told
-    responses = shuffled(response_lengths(config, prompts * M, filled, trained))
-    lengths = shuffled(evenly_spaced_lengths(prompts, config.max_prompt, filled))
-    sequences = [
-        TrainSequence([b // M] * lengths[b // M], np.ones(responses[b], np.int32), np.ones(responses[b], np.float32))
-        for b in range(there * M)
-    ]
-    pack_as = pack_shape(config)
-    micro_batches = assign_micro_batches(sequences, pack_as, prompts * M, prompts, shards)
-    shape = batch_shape(pack_as, prompts * M, prompts, shards, longest_prompt=lengths.max())
-    calls = config.loss.minibatches
-    tokens = MicroBatchShape(shape.R, shape.T, shape.Q, shape.X)
-    return UpdateWorkload(max(map(len, micro_batches)) * calls, calls, tokens)
+    responses = shuffled(response_lengths(lengths, job.config, role, prompts * M, trained))
+    of_prompts = shuffled(lengths.prompts(job.config, role, prompts), seed=1)
+    sequences = [_sequence([b // M] * of_prompts[b // M], responses[b]) for b in range(there * M)]
+    return packed(sequences, pack_shape(config), prompts * M, prompts, shards, config.loss.minibatches)
 
 
-def stage_one_workload(job: Job, role: str, filled: float) -> UpdateWorkload:
+def stage_one_workload(job: Job, role: str, lengths: AssumedLengths) -> UpdateWorkload:
     policy, shards = job.policies[role], job.policies[role].placement.num_local_shards
     shape, count = sft_pack_shape(policy.config), policy.sft_examples
-    lengths = shuffled(evenly_spaced_lengths(count, shape.row_length, filled))
-    sequences = [TrainSequence([], np.ones(length, np.int32), np.ones(length, np.float32)) for length in lengths]
-    micro_batches = assign_micro_batches(sequences, shape, count, 0, shards)
-    return UpdateWorkload(max(map(len, micro_batches)), 1, MicroBatchShape(shape.rows, shape.row_length))
+    responses = shuffled(lengths.responses(job.config, role, count))
+    whole = np.minimum(shape.row_length, lengths.prompts(job.config, role, count) + responses)
+    return packed([_sequence([], length) for length in whole], shape, count, 0, shards)
 
 
-def shuffled(lengths: np.ndarray) -> np.ndarray:
-    return np.random.default_rng(0).permutation(lengths)
+def _sequence(prompt: list[int], length: int) -> TrainSequence:
+    return TrainSequence(prompt, np.ones(length, np.int32), np.ones(length, np.float32))
+
+
+def packed(
+    sequences: Sequence[TrainSequence], shape: PackShape, max_sequences: int, max_prompts: int, shards: int,
+    calls: int = 1,
+) -> UpdateWorkload:
+    """What the packing of updates makes of these sequences, in each of `calls` calls. All shards make as many passes as
+    the fullest one."""
+    longest = max(len(one.prompt) for one in sequences)
+    made = assign_micro_batches(sequences, shape, max_sequences, max_prompts, shards)
+    sizes = batch_shape(shape, max_sequences, max_prompts, shards, longest_prompt=max(1, longest))
+    tokens, count = MicroBatchShape(sizes.R, sizes.T, sizes.Q, sizes.X), max(map(len, made))
+    # A shared prompt is needed once; its last token stays with its responses.
+    prompts = {tuple(one.prompt): len(one.prompt) for one in sequences}
+    needed = sum(prompts.values()) if shape.prompts else sum(len(one.prompt) for one in sequences)
+    needed += sum(len(one.response) for one in sequences)
+    return UpdateWorkload({tokens: count * calls}, calls, needed / (shards * count * tokens.total))
 
 
 def sampling_workload(
-    job: Job, role: str, num_prompts: int, group_size: int, filled: float, measured: Measured = NOTHING
+    job: Job, role: str, num_prompts: int, group_size: int, lengths: AssumedLengths, measured: Measured = NOTHING
 ) -> SamplingWorkload:
-    config, buckets, told = job.policies[role].config, job.policies[role].sampler_config, measured.get(role)
+    buckets, told = job.policies[role].sampler_config, measured.get(role)
     num_prompts = max(1, math.ceil(num_prompts * told.share)) if told else num_prompts
+    of_prompts = lengths.prompts(job.config, role, num_prompts)
     if buckets.cache_tokens:
-        return _refilled_batch(buckets, config, num_prompts, group_size, filled, told)
+        responses = response_lengths(lengths, job.config, role, num_prompts * group_size, told)
+        return _refilled_batch(buckets, of_prompts, responses, group_size)
     batches = math.ceil(num_prompts / buckets.prompts_per_batch(group_size))
     taken = math.ceil(num_prompts / batches)
     prompts = buckets.padded_prompts(taken, group_size)
-    lengths = response_lengths(config, taken * group_size, filled, told)
-    prompt_lengths = evenly_spaced_lengths(num_prompts, config.max_prompt, filled)
-    segments = decode_segments(lengths, prompts * group_size, buckets)
-    return SamplingWorkload(batches, prompts, buckets.prompt_bucket(prompt_lengths[0]), tuple(segments))
+    responses = response_lengths(lengths, job.config, role, taken * group_size, told)
+    segments = decode_segments(responses, prompts * group_size, buckets)
+    return SamplingWorkload(batches, prompts, buckets.prompt_bucket(of_prompts[0]), tuple(segments))
 
 
 def _refilled_batch(
-    buckets: SamplerConfig, config: ConfigDict, num_prompts: int, group_size: int, filled: float, told: Lengths | None
+    buckets: SamplerConfig, of_prompts: np.ndarray, responses: np.ndarray, group_size: int
 ) -> SamplingWorkload:
     """Continuous batching: response lengths come in no order, and the longest prompts are read first."""
-    prompt_lengths = evenly_spaced_lengths(num_prompts, config.max_prompt, filled)
     limits = limits_of(buckets, group_size)
-    responses = shuffled(response_lengths(config, num_prompts * group_size, filled, told))
-    done = replay(limits, prompt_lengths, responses)
+    done = _replayed(limits, tuple(of_prompts), tuple(shuffled(responses)))
     return SamplingWorkload(
         batches=1,
         prompts=limits.chunk_prompts,
         prompt_length=0,  # slots hold both
         segments=tuple(DecodeSegment(*segment.shape, segment.steps) for segment in done.segments),
-        chunk_lengths=tuple(buckets.prompt_bucket(prompt_lengths[prompt]) for prompt in done.chunks),
+        chunk_lengths=tuple(buckets.prompt_bucket(of_prompts[prompt]) for prompt in done.chunks),
         shares_prompts=False,
     )
+
+
+@functools.lru_cache(maxsize=32)
+def _replayed(limits: Limits, of_prompts: tuple[int, ...], responses: tuple[int, ...]) -> Replay:
+    """It takes seconds for a thousand rows, and is the same at every share of a target's rates."""
+    return replay(limits, of_prompts, responses)
 
 
 def decode_segments(lengths: np.ndarray, rows: int, buckets: SamplerConfig) -> Iterator[DecodeSegment]:

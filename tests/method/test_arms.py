@@ -14,6 +14,7 @@ from tango_jax.cli.validation import validate
 from tango_jax.loop.run import run_or_resume
 from tango_jax.method import baselines, tango
 from tango_jax.method.arms import ARMS, Arm, Look
+from tango_jax.planning.assumed_lengths import Even
 from tango_jax.planning.run_plan import PlanOptions, make_plan
 from tango_jax.planning.targets import TARGETS
 from tango_jax.runtime.console import Console
@@ -84,7 +85,7 @@ def test_an_arm_of_ones_own_is_trained_drawn_and_reported(config, tmp_path):
 @pytest.mark.long
 def test_an_arm_of_ones_own_is_planned(config):
     target = dataclasses.replace(TARGETS["a100-80gb"], compilers=("a_package_that_is_not_there", "json"))
-    plan = make_plan(PlanOptions(config, target, devices=1, per_process=1, filled=0.5, is_json=False), SILENT)
+    plan = make_plan(PlanOptions(config, target, devices=1, per_process=1, lengths=Even(0.5), is_json=False), SILENT)
     assert plan.counts == {"verifier": 1, "generator": 2}
     assert {role: set(turn.sampled) for role, turn in plan.likely.turns.items()} == {
         "verifier": {"generator", "verifier"}, "generator": {"generator"},

@@ -9,6 +9,7 @@ import pytest
 from support.paths import ROOT
 from tango_jax import plan
 from tango_jax.cli.command_line import load_config
+from tango_jax.planning.assumed_lengths import Even
 from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import sized_job
 from tango_jax.planning.measured import PHASES, beside, open_run
@@ -59,9 +60,8 @@ def test_what_a_run_tells(tmp_path):
     run = open_run(str(write_run(tmp_path / "run", SLOW)))
     assert (run.target, run.devices, run.per_process) == ("cpu", 1, 1)
     assert run.turns == SLOW and run.lengths["verifier"] == LENGTHS
-    config = run.config.generator
-    assert response_lengths(config, 3, 0.5, LENGTHS["generator"]).tolist() == [30, 20, 10]
-    assert response_lengths(config, 3, 0.5, None).tolist() == [32, 16, 1]  # as allowed
+    assert response_lengths(Even(0.5), run.config, "generator", 3, LENGTHS["generator"]).tolist() == [30, 20, 10]
+    assert response_lengths(Even(0.5), run.config, "generator", 3, None).tolist() == [32, 16, 1]  # as allowed
 
 
 def test_predictions_are_those_of_the_run_and_its_lengths(tmp_path):
@@ -72,7 +72,8 @@ def test_predictions_are_those_of_the_run_and_its_lengths(tmp_path):
     models = {role: plan_source(run.config, role).model_config for role in SLOW}
     job = sized_job(run.config, models, machine_of("cpu", 1))
     programs = estimated_programs(job, "cpu")
-    told, assumed = (turn_times(job, programs, target, "generator", 0.5, lengths).seconds for lengths in (LENGTHS, {}))
+    told, assumed = (turn_times(job, programs, target, "generator", Even(0.5), lengths).seconds
+                     for lengths in (LENGTHS, {}))
     assert told["verify"] != assumed["verify"]
     quick, likely, slow = found["generator", "update"].predicted
     assert quick < likely < slow and likely == told["score"] + told["update"]

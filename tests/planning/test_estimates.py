@@ -13,6 +13,7 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning import estimates
+from tango_jax.planning.assumed_lengths import Even
 from tango_jax.planning.costs import MicroBatchShape
 from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import device_bytes, make_job, sized_job
@@ -25,6 +26,7 @@ from tango_jax.planning.times import trained_seconds, turn_times
 from tango_jax.planning.traffic import axis_members, score_traffic, update_traffic
 from tango_jax.planning.workload import update_workload
 
+HALF = Even(0.5)
 A100 = TARGETS["a100-80gb"]
 TINY = str(ROOT / "configs/tiny.py")
 SIZES = ("model.num_layers=1", "model.num_kv_heads=2", "row_buckets=(4,)", "cache_buckets=(16,)")
@@ -33,7 +35,7 @@ SMALL = ["rl.prompts_per_step=16", *(f"{role}.{item}" for role in ROLES for item
 
 def options_of(*settings: str, memory: float = A100.memory, devices: int = 4) -> PlanOptions:
     target = dataclasses.replace(A100, memory=memory, compilers=("a_package_that_is_not_there",))
-    return PlanOptions(load_config(TINY, [*SMALL, *settings]), target, devices, devices, filled=0.5, is_json=True)
+    return PlanOptions(load_config(TINY, [*SMALL, *settings]), target, devices, devices, lengths=HALF, is_json=True)
 
 
 def devices_of(options: PlanOptions) -> Devices:
@@ -164,20 +166,20 @@ def test_the_scores_of_a_teacher_take_as_long_as_those_of_the_reference(job, is_
                                 f"verifier.mesh.offload={is_offloaded}").config)
         for arm in ("tango", "taught_verifier")
     )
-    plain, more = (trained_seconds(one, programs, A100, "verifier", update_workload(one, "verifier", 0.5))
+    plain, more = (trained_seconds(one, programs, A100, "verifier", update_workload(one, "verifier", HALF))
                    for one in (tango, taught))
     fetched = device_bytes(job.policies["verifier"].state.params) / (0.8 * 32e9) if is_offloaded else 0.0
     # By the reference for the KL term, with its parameters fetched for each minibatch; by the policy before the first
     # update; and by the teacher, once for the whole turn.
     assert more["score"] - fetched == pytest.approx(1.5 * (plain["score"] - 2 * fetched) + 2 * fetched)
     assert more["update"] == plain["update"]
-    solved = [turn_times(one, estimated_programs(one, "gpu"), A100, "generator", 0.5).seconds
+    solved = [turn_times(one, estimated_programs(one, "gpu"), A100, "generator", HALF).seconds
               for one in (tango, taught)]
     assert solved[0] == solved[1]
 
 
 def test_time_of_what_waits_in_host_memory(job):
-    passes = update_workload(job, "generator", 0.5)
+    passes = update_workload(job, "generator", HALF)
     programs = estimates.training_estimates(job, "generator", "gpu")
     stays = trained_seconds(job, programs, A100, "generator", passes)
     options = options_of("generator.mesh.offload=true")

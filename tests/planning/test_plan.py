@@ -14,6 +14,7 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES, default_config
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.advice import advice
+from tango_jax.planning.assumed_lengths import Even, evenly_spaced_lengths
 from tango_jax.planning.costs import Flops, decode_flops, decode_parts, num_parameters
 from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import device_bytes, make_job, sized_job
@@ -23,12 +24,11 @@ from tango_jax.planning.programs import compile_one, lowered_functions
 from tango_jax.planning.run_plan import PlanOptions, make_plan
 from tango_jax.planning.sources import plan_source
 from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, Devices, machine_of
-from tango_jax.planning.times import TimeModel
+from tango_jax.planning.time_model import TimeModel
 from tango_jax.planning.traffic import Collective
 from tango_jax.planning.workload import (
     DecodeSegment,
     decode_segments,
-    evenly_spaced_lengths,
     sampling_workload,
     stage_one_workload,
 )
@@ -37,6 +37,7 @@ from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.presets import CONFIG_JSON, known_name, preset_model
 
+HALF = Even(0.5)
 A100 = TARGETS["a100-80gb"]
 GIB = 2**30
 
@@ -46,7 +47,7 @@ def tiny_plan():
     """Two processes of four A100 without a compiler for them: virtual CPU devices stand in."""
     config = load_config(str(ROOT / "configs/tiny.py"), ["generator.cache_buckets=()", "verifier.model.num_layers=1"])
     target = dataclasses.replace(A100, compilers=("a_package_that_is_not_there", "json"))
-    options = PlanOptions(config, target, devices=8, per_process=4, filled=0.5, is_json=True)
+    options = PlanOptions(config, target, devices=8, per_process=4, lengths=HALF, is_json=True)
     return make_plan(options, Console(enabled=False))
 
 
@@ -58,14 +59,17 @@ def test_json_has_what_programs_read(tiny_plan):
     assert report["peak_gib_per_device"] == max(peaks) > 0
     assert set(report["phases"]) == {f"{role}/{phase}" for role in ("generator", "verifier")
                                      for phase in ("reshard", "sample", "score", "update", "sft")}
-    assert set(report["predicted_seconds"]) == {"reshard", "sample", "verify", "score", "update"}
-    assert all(seconds > 0 for seconds in report["predicted_seconds"].values())
+    assert set(report["predicted_seconds"]) == {"reshard", "sample", "verify", "grade", "score", "update", "evaluate",
+                                                "checkpoint"}
+    # Words are compared without workers.
+    assert {phase for phase, seconds in report["predicted_seconds"].items() if not seconds > 0} == {"grade"}
     low, high = report["predicted_hours_between"]
     assert low == high == report["predicted_hours"]  # of a target whose shares are assumed, and bound by nothing
-    assert report["predicted_hours"] == pytest.approx(sum(
+    assert report["predicted_hours"] == pytest.approx((report["compile_seconds"] + sum(
         count * sum(report["predicted_seconds_by_turn"][role].values())
         for role, count in (("generator", 6), ("verifier", 4))  # 2 of warm-up, 1 after each 3 of the generator
-    ) / 3600)
+    )) / 3600)
+    assert report["compile_seconds"] > 0
 
 
 def test_memory_of_states_is_counted_by_hand(tiny_plan):
@@ -90,11 +94,11 @@ def test_stage_one_is_planned_by_hand(tiny_plan):
     assert held == [generator, generator + verifier]
     assert by_name["verifier/sft"].optimizer == pytest.approx(2 * verifier, abs=64)
     assert by_name["verifier/sft"].gradients == verifier
-    config, passes = job.config.generator, stage_one_workload(job, "generator", 0.5)
+    config, passes = job.config.generator, stage_one_workload(job, "generator", HALF)
     length = config.max_prompt + config.max_response  # sft.pack_length is 0
     assert job.policies["generator"].stage_one.token_NZRT.shape == (1, 8, config.sft.rows_per_micro_batch, length)
     assert (passes.micro_batches, passes.calls) == (1, 1)
-    assert passes.tokens.total == config.sft.rows_per_micro_batch * length
+    assert passes.tokens == config.sft.rows_per_micro_batch * length
     report = as_json(tiny_plan)
     stage = report["stage_one"]["generator"]
     assert stage["steps"] == 6 and stage["hours"] == 6 * stage["seconds_of_a_step"] / 3600 > 0
@@ -165,7 +169,7 @@ def test_the_stage_one_of_one_policy_as_verifier_has_the_examples_of_both_roles(
     for setting in ("arm=self_verify", "verifier.adapter=generator"):
         one = counted_job(setting, *sizes)
         for role, same in (("generator", two), ("verifier", doubled)):
-            assert stage_one_workload(one, role, 0.5) == stage_one_workload(same, role, 0.5)
+            assert stage_one_workload(one, role, HALF) == stage_one_workload(same, role, HALF)
             shapes = [job.policies[role].stage_one.token_NZRT.shape for job in (one, same)]
             assert shapes[0] == shapes[1]
 
@@ -237,9 +241,15 @@ def test_a_compiler_that_runs_out_of_memory_is_no_crash():
     ("--per-process=3", "divides 32"),
     ("--per-process=-1", "--per-process=-1: choose a number of devices"),
     ("--per-process=", "argument --per-process: invalid int value: ''; --help shows the usage"),
-    ("--filled=nan", "--filled=nan must be above 0.0 and at most 1.0: it is the mean length"),
-    ("--filled=1e-999", "--filled=0.0 must be above 0.0 and at most 1.0: it is the mean length"),
-    ("--filled=half", "argument --filled: invalid float value: 'half'"),
+    ("--lengths=even:nan", "--lengths='even:nan': give lognormal:MEAN,SHARE"),
+    ("--lengths=even:half", "--lengths='even:half': 'half' is no list of numbers"),
+    ("--lengths=lognormal:20", "SHARE of lognormal is above 0 and below 1"),
+    ("--lengths=lognormal:20,0", "SHARE of lognormal is above 0 and below 1"),
+    ("--lengths=lognormal:inf,0.02", "--lengths: with 0.02 of the lengths at generator.max_response=32, the mean lies "
+     "between 1 and 32 tokens, and inf does not"),
+    ("--lengths=lognormal:600,0.02", "with 0.02 of the lengths at generator.max_response=32, the mean lies between 1 "
+     "and 32 tokens, and 600 does not: give another mean or share"),
+    ("--lengths=nothing", "--lengths='nothing': there is no folder nothing/rollouts; give lognormal:MEAN,SHARE"),
     ("--jsn", "unknown argument '--jsn'"),
     ("--config.rl.gama=1", "did you mean rl.gamma"),
 ])
@@ -255,8 +265,8 @@ def test_the_command_prints_one_object(tiny_plan, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["fits"] is True
     plan.main(arguments)  # what the run would say of its settings comes first
     assert capsys.readouterr().out.startswith("mine\n")
-    options, *_ = plan.parse_options(["--config=configs/tiny.py", "--target=tpu-v5p:8", "--filled=0.25"])
-    assert (options.devices, options.per_process, options.filled, options.is_json) == (8, 4, 0.25, False)
+    options, *_ = plan.parse_options(["--config=configs/tiny.py", "--target=tpu-v5p:8", "--lengths=even:0.25"])
+    assert (options.devices, options.per_process, options.lengths, options.is_json) == (8, 4, Even(0.25), False)
 
 
 def test_flags_are_those_of_the_launchers():
@@ -356,7 +366,7 @@ def test_a_budget_of_cached_tokens():
     shapes = job.policies["generator"].sampling
     assert [state.v[0].shape[::2] for state in shapes.states] == [(4, 28), (2, 56)]
     assert shapes.prefill[1].shape == shapes.prompts == (1, 24)
-    filled = sampling_workload(job, "generator", 4, 2, filled=0.5)
+    filled = sampling_workload(job, "generator", 4, 2, HALF)
     lengths = evenly_spaced_lengths(8, 32, 0.5)
     assert (filled.batches, filled.pass_lengths, filled.prompts, filled.shares_prompts) == (1, (24,) * 4, 1, False)
     assert {(segment.rows, segment.cache) for segment in filled.segments} >= {(4, 28), (2, 56)}
@@ -372,7 +382,7 @@ def test_prompts_are_read_in_the_bucket_of_their_chunk():
         "generator.prompt_buckets=(8,16)",
     ])
     job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
-    done = sampling_workload(job, "generator", 4, 2, filled=0.5)
+    done = sampling_workload(job, "generator", 4, 2, HALF)
     assert sorted(done.pass_lengths) == [8, 8, 16, 24]
     times, policy = TimeModel(A100), job.policies["generator"]
 

@@ -13,6 +13,7 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
 from tango_jax.loop import stage_one
 from tango_jax.loop.init_from import sft_directory
+from tango_jax.planning.assumed_lengths import Even
 from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import device_bytes, sized_job
 from tango_jax.planning.memory import phases, resident
@@ -117,7 +118,7 @@ def test_a_stage_one_that_trains_all_parameters_is_planned_as_without_adapters(d
     programs, expected = (estimated_programs(one, "gpu") for one in (job, plain))
     for role in ROLES:
         assert programs[f"{role}/sft"] == expected[f"{role}/sft"]
-        seconds, without = (stage_one_step_seconds(one, told, TARGETS["h100"], role, 0.5)
+        seconds, without = (stage_one_step_seconds(one, told, TARGETS["h100"], role, Even(0.5))
                             for one, told in ((job, programs), (plain, expected)))
         assert seconds == pytest.approx(without)
         # And adapters on a base as adapters.

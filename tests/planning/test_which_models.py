@@ -6,6 +6,7 @@ import pytest
 
 from tango_jax import plan
 from tango_jax.planning import which_models
+from tango_jax.planning.assumed_lengths import Even
 from tango_jax.planning.costs import num_parameters
 from tango_jax.planning.machines import GIB
 from tango_jax.planning.targets import machine_of, open_target
@@ -18,7 +19,7 @@ EXAMINED = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-7B", "meta-l
 
 
 def found_on_l4() -> dict:
-    found = which_models.which_models(open_target("l4", 1), machine_of("l4", 1), filled=0.5)
+    found = which_models.which_models(open_target("l4", 1), machine_of("l4", 1), lengths=Even(0.5))
     return {(fit.name, fit.rank): fit for fit in found}
 
 

@@ -3,9 +3,9 @@ beside what is predicted for it, as predicted_times.md in that folder has them.
 
 PYTHONPATH=tests python -m support.published
 
-A row's seconds are those of planning/times.py: the same FLOPs, bytes and parts of a decode step as in any plan. Lengths
-are equal, or, where the row names the longest, exponentially distributed with its mean and cut there. What is sent
-between devices is not counted: it is in the shares of several hosts.
+A row's seconds are those of planning/time_model.py: the same FLOPs, bytes and parts of a decode step as in any plan.
+Lengths are equal, or, where the row names the longest, exponentially distributed with its mean and cut there. What is
+sent between devices is not counted: it is in the shares of several hosts.
 
 Rows marked `fitted` give the shares, one for each generation of devices and kind of work, by least squares of
 logarithms: the geometric mean of the shares that the rows have reached. Updates on several hosts of GPUs reach less, by
@@ -28,7 +28,7 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.costs import MicroBatchShape, num_parameters, prefill_flops, score_flops, update_flops
 from tango_jax.planning.shares import GENERATIONS, Shares
 from tango_jax.planning.targets import TARGETS, Target
-from tango_jax.planning.times import TimeModel
+from tango_jax.planning.time_model import TimeModel
 
 ROWS_FILE = ROOT / "configs/results/published.csv"
 # A GPU that others have measured on and that is no target of a plan; NVIDIA's data sheet. verl's log does not name it:

@@ -154,7 +154,7 @@ WRITTEN = (
     ("sample", "--question=", "--question is empty"),
     ("sample", "--checkpoint=", "checkpoint is empty"),
     ("sample", "--checkpoint=nothing.gguf", "nothing.gguf"),
-    ("plan", "--filled=nan", "--filled=nan"),
+    ("plan", "--lengths=even:nan", "even:nan"),
     ("plan", "--per-process=3", "--per-process=3"),
     ("plan", "--target=b200:8", "b200:8"),
     ("plan", "--target=h100:12", "12 is not a multiple"),

@@ -1,0 +1,58 @@
+"""Seconds of a turn that neither sample nor train: grading, and the turn's part of evaluations and checkpoints."""
+
+import math
+
+import jax
+from ml_collections import ConfigDict
+
+from tango_jax.grading.pool import DEFAULT_MAX_WORKERS
+from tango_jax.method.own_arm import make_schedule, shares_policy
+from tango_jax.planning.assumed_lengths import AssumedLengths
+from tango_jax.planning.job import Job
+from tango_jax.planning.programs import Program
+from tango_jax.planning.time_model import TimeModel
+from tango_jax.planning.workload import sampling_workload
+from tango_jax.rl.schedule import evaluations_before
+
+# Seconds of a core for one answer: 700 of fractions, roots, intervals and polynomials took 7 s, with the workers' start.
+GRADE = 0.01
+DISK = 1e9  # bytes a second that a host writes, and that the first host reads to hash a checkpoint
+
+
+def grade_seconds(config: ConfigDict, solutions: float) -> float:
+    """Of a process's solutions. Only math answers need workers, and a user's grader is unknown."""
+    return solutions * GRADE / DEFAULT_MAX_WORKERS if config.task.name == "math" and not config.task.grader else 0.0
+
+
+def upkeep_seconds(
+    job: Job, programs: dict[str, Program], times: TimeModel, lengths: AssumedLengths
+) -> dict[str, float]:
+    """The seconds of all evaluations and of all checkpoints, shared evenly by the turns."""
+    config, schedule = job.config, make_schedule(job.config)
+    turns, every = schedule.num_turns, config.checkpoint.every
+    # One after the last turn, and one for the transcripts.
+    evaluations = evaluations_before(config, schedule, turns) + 2
+    return {"evaluate": evaluations * evaluation_seconds(job, programs, times, lengths) / turns,
+            "checkpoint": math.ceil(turns / every) * checkpoint_seconds(job, times) / turns}
+
+
+def evaluation_seconds(job: Job, programs: dict[str, Program], times: TimeModel, lengths: AssumedLengths) -> float:
+    """The generator solves `eval.problems`; the verifier judges the solutions and the pool, where there is one."""
+    config = job.config
+    problems, pool = (math.ceil(count / job.processes) for count in (config.eval.problems, config.eval.pool))
+    asked = [("generator", problems), ("verifier", problems)]
+    asked += [("verifier", pool)] if config.task.name != "math" or config.task.stage_one == "gsm8k" else []
+    seconds = grade_seconds(config, problems)
+    for role, count in asked:
+        done = sampling_workload(job, role, count, 1, lengths)
+        seconds += times.layout_seconds(programs[f"{role}/layout"])
+        seconds += times.sampling_seconds(job.policies[role], done)
+    return seconds
+
+
+def checkpoint_seconds(job: Job, times: TimeModel) -> float:
+    """Every host writes its part; then the first one reads and hashes all of it."""
+    policies = list(job.policies.values())[: 1 if shares_policy(job.config) else None]
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves([policy.state for policy in policies]))
+    hosts = max(1, job.machine.devices // times.target.per_host)
+    return size / hosts / DISK + size / DISK
