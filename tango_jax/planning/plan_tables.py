@@ -121,8 +121,8 @@ def describe_update(role: str, passes: UpdateWorkload) -> str:
 
 
 def describe_sampling(updated: str, role: str, done: SamplingWorkload) -> str:
-    return (f"in the {updated}'s turn the {role} makes {done.steps:,} decode steps, {done.tail:.0%} of them with one row "
-            f"in {TAIL} left or fewer")
+    return (f"in the {updated}'s turn the {role} makes {done.steps:,} decode steps, {done.tail:.0%} of them with one "
+            f"row in {TAIL} left or fewer")
 
 
 def assumptions(plan: RunPlan) -> list[str]:

@@ -14,7 +14,7 @@ from tango_jax.planning.time_model import TimeModel
 from tango_jax.planning.workload import sampling_workload
 from tango_jax.rl.schedule import evaluations_before
 
-# Seconds of a core for one answer: 700 of fractions, roots, intervals and polynomials took 7 s, with the workers' start.
+# Seconds of a core for an answer: 700 fractions, roots, intervals and polynomials took 7 s, with the start of workers.
 GRADE = 0.01
 DISK = 1e9  # bytes a second that a host writes, and that the first host reads to hash a checkpoint
 

@@ -15,7 +15,7 @@ from tango_jax.planning.job import make_job, sized
 from tango_jax.planning.programs import examine, lowered_functions
 from tango_jax.planning.sources import blank_tokenizer
 from tango_jax.planning.targets import TARGETS, missing_compilers, open_devices
-from tango_jax.planning.traffic import update_traffic
+from tango_jax.planning.traffic import param_sizes, score_traffic, update_traffic
 from tango_jax.rl.policy import make_policy
 from tango_jax.rl.supervised import make_nll_loss
 from tango_jax.weights.source import Source
@@ -89,6 +89,20 @@ def test_bytes_by_hand():
     # Activations of 10 tokens: twice forward, once again, twice backward, once for the table; of 12 in chunks, once.
     tensor = 2 * 0.5 * ((5 * 10 + 10 + 12) * 4 * 2 + 12 * 8 * 4)
     assert need["all-reduce"] == data + rows + tensor
+
+
+def test_only_layers_are_sent_while_products_run():
+    """Of layers: a quarter of the gathers and all scatters in an update, half of the gathers in a score."""
+    mesh = small_policy(dataclasses.replace(MODEL, width=4 * 32), 1, 8, 1).placement.train
+    tokens = MicroBatchShape(rows=1, row_length=10)
+    matrices = len([name for name, _ in param_sizes(MODEL) if name.startswith("layers/") and "norm" not in name])
+    for traffic, kind, hidden, others in (
+        (update_traffic, "all-gather", 0.25, 2), (update_traffic, "reduce-scatter", 1.0, 2),
+        (score_traffic, "all-gather", 0.5, 2), (update_traffic, "all-reduce", 0.0, 3),
+    ):
+        shares = [item.hidden for item in traffic(MODEL, mesh, tokens, 4) if item.kind == kind]
+        expected = [0.0] * others if kind == "all-reduce" else [hidden] * matrices + [0.0] * others
+        assert sorted(shares) == sorted(expected), kind
 
 
 def test_a_vocabulary_that_tensor_does_not_divide_gives_the_numbers_of_one_device():

@@ -15,19 +15,27 @@ from tango_jax.config import ROLES, default_config
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.advice import advice
 from tango_jax.planning.assumed_lengths import Even, evenly_spaced_lengths
-from tango_jax.planning.costs import Flops, decode_flops, decode_parts, num_parameters
+from tango_jax.planning.costs import Flops, MicroBatchShape, decode_flops, decode_parts, num_parameters
 from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import device_bytes, make_job, sized_job
 from tango_jax.planning.memory import Phase, phases, resident
-from tango_jax.planning.plan_tables import as_json, assumptions, show
-from tango_jax.planning.programs import compile_one, lowered_functions
+from tango_jax.planning.plan_tables import as_json, assumptions, describe_slice, show
+from tango_jax.planning.programs import Program, compile_one, lowered_functions
 from tango_jax.planning.run_plan import PlanOptions, make_plan
 from tango_jax.planning.sources import plan_source
-from tango_jax.planning.targets import GPU_FLAGS, TARGETS, TPU_FLAGS, Devices, machine_of
-from tango_jax.planning.time_model import TimeModel
+from tango_jax.planning.targets import (
+    GPU_FLAGS,
+    GPU_OPTIMIZATION_LEVEL,
+    TARGETS,
+    TPU_FLAGS,
+    Devices,
+    machine_of,
+)
+from tango_jax.planning.time_model import TimeModel, function_flops
 from tango_jax.planning.traffic import Collective
 from tango_jax.planning.workload import (
     DecodeSegment,
+    UpdateWorkload,
     decode_segments,
     sampling_workload,
     stage_one_workload,
@@ -278,6 +286,24 @@ def test_flags_are_those_of_the_launchers():
     assert tuple(flags) == TPU_FLAGS
 
 
+def test_programs_are_compiled_at_the_level_of_the_launchers():
+    levels = {name: re.findall(r"JAX_OPTIMIZATION_LEVEL:-(\w+)", (ROOT / f"launch/flags_{name}.sh").read_text())
+              for name in ("gpu", "tpu")}
+    assert levels == {"gpu": [GPU_OPTIMIZATION_LEVEL], "tpu": []}
+
+
+@pytest.mark.parametrize("name, chips, line", [
+    ("tpu-v5p", 32, "32 chips with 64 cores: Google calls this slice v5p-64 (v5p-32 is 16 chips)"),
+    ("tpu-v5e", 4, "4 chips with 4 cores: Google calls this slice v5litepod-4"),
+    ("tpu-v6e", 8, "8 chips with 8 cores: Google calls this slice v6e-8"),
+    ("h100", 8, ""),
+])
+def test_a_slice_by_the_name_that_it_is_sold_under(name, chips, line):
+    target = TARGETS[name]
+    assert target.slice_name(chips) == line.split("slice ")[-1].split(" ")[0]
+    assert not line or describe_slice(target, chips, target.slice_name(chips)) == line
+
+
 def test_sizes_of_checkpoints_without_them():
     config = load_config(str(ROOT / "configs/qwen2_5_math_7b.py"))
     source = plan_source(config, "generator")
@@ -338,12 +364,6 @@ def test_a_folder_with_a_config_json_is_enough(tmp_path):
     config = load_config(str(ROOT / "configs/qwen2_5_1_5b_last_letter.py"))
     config.verifier.checkpoint = str(tmp_path)
     assert plan_source(config, "verifier").model_config == plan_source(config, "generator").model_config
-
-
-def test_lengths_are_spread_around_their_mean():
-    assert evenly_spaced_lengths(5, 100, 0.5).tolist() == [100, 75, 50, 25, 1]
-    assert evenly_spaced_lengths(3, 100, 0.25).tolist() == [50, 25, 1]
-    assert evenly_spaced_lengths(3, 100, 0.75).tolist() == [100, 75, 50]
 
 
 def test_segments_of_a_decode_batch():
@@ -410,6 +430,24 @@ def test_a_decode_step_is_a_sum_of_parts():
     matrices, attention, head = (times.part_seconds(part, model) for part in decode_parts(model, 1, 3, many, 5, 1))
     assert matrices == pytest.approx(2 * weights * many / 50) and head == pytest.approx(2 * 12 * many / 35)
     assert attention == pytest.approx((3 + many * 5) * cached / 7)
+
+
+def test_a_micro_batch_waits_for_what_is_not_sent_meanwhile():
+    """Three micro-batches in two calls on eight A100. A quarter of a gather of 8 GB and a whole scatter are sent while
+    products run: (7 / 4 + 7) / 240 of a second, which are longer than the products. Three quarters of the gather and a
+    sum, of 7 GB both ways, wait in each micro-batch; another gather in each call."""
+    def sent(kind: str, in_pass: bool = True, hidden: float = 0.0) -> Collective:
+        return Collective(kind, 8 * 10**9, tuple(range(8)), 1, in_pass, hidden)
+
+    items = [sent("all-gather", hidden=0.25), sent("reduce-scatter", hidden=1.0), sent("all-reduce"),
+             sent("all-gather", in_pass=False)]
+    policy, shape = counted_job().policies["generator"], MicroBatchShape(4, 64, 1, 32)
+    times, passes = TimeModel(A100), UpdateWorkload({shape: 3}, calls=2, useful=1.0)
+    seconds = times.training_seconds(policy, Program(0, 0, 0, 0, items), passes)
+    assert seconds == pytest.approx((3 * ((7 / 4 + 7) + (3 * 7 / 4 + 14)) + 2 * 7) / 240)
+    products = times.matmul_seconds(function_flops(policy, shape, "update"), policy.model_config)
+    alone = times.training_seconds(policy, Program(0, 0, 0, 0, []), passes)
+    assert alone == pytest.approx(3 * products) and 0 < products < (7 / 4 + 7) / 240
 
 
 def test_bandwidth_of_a_group():

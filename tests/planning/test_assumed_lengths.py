@@ -1,0 +1,95 @@
+"""Lengths that a plan assumes, with their mean, their share at the limit and a run's rollouts by hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tango_jax.cli.command_line import load_config
+from tango_jax.planning.assumed_lengths import (
+    DEFAULT,
+    Even,
+    LogNormal,
+    evenly_spaced_lengths,
+    log_normal_lengths,
+    parse_lengths,
+)
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_config("tiny", ["generator.max_prompt=100", "generator.max_response=200",
+                                "verifier.max_prompt=340", "verifier.max_response=300"])
+
+
+def test_a_log_normal_by_hand():
+    """log(X / 1000) has the mean -1 and the deviation 1, so X exceeds 1000 with probability 1 - Phi(1) = 0.158655. The
+    mean of min(X, 1000) / 1000 is exp(1/2 - 1) Phi(1 - 1) + 0.158655 = 0.606531 / 2 + 0.158655; the median is 1 / e."""
+    lengths = log_normal_lengths(20_001, 1000, 461.92, 0.158655)
+    assert lengths.mean() == pytest.approx(461.92, abs=0.05)
+    assert (lengths == 1000).mean() == pytest.approx(0.158655, abs=2e-4)
+    assert np.median(lengths) == 368 and lengths[0] == 1000 and (np.diff(lengths) <= 0).all()
+    assert log_normal_lengths(20_001, 1000, 0.46192, 0.158655).tolist() == lengths.tolist()  # as a share
+
+
+@pytest.mark.parametrize("mean, cut", [(600, 0.02), (100, 0.001), (1500, 0.4), (1900, 0.02)])
+def test_the_mean_and_the_share_at_the_limit_are_the_given_ones(mean, cut):
+    lengths = log_normal_lengths(2000, 2048, mean, cut)
+    assert lengths.mean() == pytest.approx(mean, rel=0.002)
+    assert (lengths == 2048).sum() == pytest.approx(2000 * cut, abs=1)  # one may be rounded up to it
+
+
+def test_lengths_are_spread_around_their_mean():
+    assert evenly_spaced_lengths(5, 100, 0.5).tolist() == [100, 75, 50, 25, 1]
+    assert evenly_spaced_lengths(3, 100, 0.25).tolist() == [50, 25, 1]
+    assert evenly_spaced_lengths(3, 100, 0.75).tolist() == [100, 75, 50]
+
+
+def test_what_may_be_written(config):
+    assert parse_lengths("even:0.5") == Even(0.5)
+    assert parse_lengths("lognormal:60,0.1") == LogNormal(60, 0.1, 0.3)
+    assert parse_lengths("lognormal:60,0.1,20") == LogNormal(60, 0.1, 20)
+    assert parse_lengths(DEFAULT) == LogNormal(0.3, 0.02)
+    lengths = parse_lengths("lognormal:60,0.1,20")
+    assert lengths.responses(config, "generator", 1000).mean() == pytest.approx(60, abs=0.5)
+    assert lengths.responses(config, "verifier", 1000).mean() == pytest.approx(60, abs=0.5)
+    assert lengths.prompts(config, "generator", 1000).mean() == pytest.approx(20, abs=0.5)
+
+
+def test_the_verifiers_prompts_hold_a_solution(config):
+    """Prompts of 20 and solutions of 60 tokens on average; 340 - 100 - 200 = 40 are left for the rest."""
+    prompts = LogNormal(60, 0.1, 20).prompts(config, "verifier", 1000)
+    assert prompts.mean() == pytest.approx(20 + 60 + 40, abs=0.5) and (np.diff(prompts) <= 0).all()
+    narrow = config.copy_and_resolve_references()
+    narrow.verifier.max_prompt = 100
+    assert LogNormal(60, 0.1, 20).prompts(narrow, "verifier", 1000).max() == 100
+
+
+@pytest.mark.parametrize("lengths, name", [
+    (LogNormal(250, 0.02), "generator.max_response=200, the mean lies between"),
+    (LogNormal(0.3, 0.5), "generator.max_response=200, the mean lies between 104 and 200 tokens, and 60 does not"),
+    (LogNormal(60, 0.02, 100), "generator.max_prompt=100"),
+])
+def test_means_that_are_impossible(config, lengths, name):
+    with pytest.raises(ValueError, match=name):
+        lengths.check(config)
+
+
+def test_lengths_of_a_run(config, tmp_path):
+    """Four solutions and two verifications; those of evaluations and the solutions of the verifier's turns, which are
+    samples of another kind of turn, do not count."""
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    rows = [{"role": "generator", "solution": {"tokens": tokens}, "verifications": []} for tokens in (10, 500, 30, 20)]
+    (folder / "turn_000001_generator_000000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = {"role": "verifier", "solution": {"tokens": 77}, "verifications": [{"tokens": 5}, {"tokens": 7}]}
+    (folder / "turn_000002_verifier_000000.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "evaluation_000002_000001.jsonl").write_text(json.dumps(row | {"role": "evaluation"}) + "\n")
+    lengths = parse_lengths(str(tmp_path))
+    assert lengths.responses(config, "generator", 4).tolist() == [200, 30, 20, 10]  # 500 is cut at max_response
+    assert lengths.responses(config, "generator", 8).tolist() == [200, 200, 30, 30, 20, 20, 10, 10]
+    assert lengths.responses(config, "verifier", 2).tolist() == [7, 5]
+    assert "4 of the generator and 2 of the verifier" in str(lengths)
+    (folder / "turn_000002_verifier_000000.jsonl").unlink()
+    with pytest.raises(ValueError, match="its rollouts have no response of the verifier"):
+        parse_lengths(str(tmp_path))
