@@ -27,6 +27,7 @@ from tango_jax.records import Batch
 from tango_jax.rl.score import is_chunked
 
 LOGITS_FORWARD, LOGITS_BACKWARD = 3, 5  # arrays of the size of the logits that exist at once
+TPU_COLUMNS = 128  # of a register
 
 
 def estimated_programs(job: Job, platform: str) -> dict[str, Program]:
@@ -43,7 +44,7 @@ def estimated_phases(job: Job, role: str, kind: str) -> list[Phase]:
 def training_estimates(job: Job, role: str, platform: str) -> dict[str, Program]:
     policy, found = job.policies[role], {}
     if job.trains(role):
-        found[f"{role}/score"] = _score_estimate(policy)
+        found[f"{role}/score"] = _score_estimate(policy, platform)
         found[f"{role}/update"] = _update_estimate(policy, policy.batch, device_bytes(policy.state.params), platform)
     if role in job.stage_one:
         own = policy.in_stage_one
@@ -55,11 +56,12 @@ def _program(temp: float, output: float = 0.0, argument: float = 0.0, sent: list
     return Program(round(argument), round(output), alias=0, temp=round(temp), collectives=sent or [])
 
 
-def _score_estimate(policy: SizedPolicy) -> Program:
+def _score_estimate(policy: SizedPolicy, platform: str) -> Program:
     model, mesh, tokens = policy.model_config, policy.placement.train, micro_batch_shape(policy.batch)
     layer, logits = _working_bytes(policy, tokens)
     temp = layer + LOGITS_FORWARD * logits + gathered_bytes(model, mesh.shape["tensor"])[0]
-    sent = score_traffic(model, mesh, tokens, policy.config.logp_chunk)
+    sent = [_as_compiled(item, platform, policy)
+            for item in score_traffic(model, mesh, tokens, policy.config.logp_chunk)]
     return _program(temp, output=device_bytes(policy.batch.ref_logp_NZRT), sent=sent)
 
 
@@ -68,7 +70,7 @@ def _update_estimate(policy: SizedPolicy, batch: Batch, trained: int, platform: 
     layer, logits = _working_bytes(policy, tokens)
     unsaved = model.num_layers * layer if model.remat == "none" else 0.0
     temp = 2 * trained + saved_activations(policy, batch) + unsaved + 2 * layer + LOGITS_BACKWARD * logits
-    sent = [_moved_out(item, platform, mesh)
+    sent = [_as_compiled(item, platform, policy)
             for item in update_traffic(model, mesh, tokens, policy.config.logp_chunk)]
     return _program(temp + sum(gathered_bytes(model, mesh.shape["tensor"])), sent=sent)
 
@@ -136,8 +138,15 @@ def gathered_bytes(model: ModelConfig, tensor: int) -> tuple[float, float]:
     return parameters, gradients
 
 
-def _moved_out(item: Collective, platform: str, mesh: jax.sharding.Mesh) -> Collective:
-    """XLA for GPUs sums gradients over data once, after the loop over micro-batches; for TPUs in each of them."""
+def _as_compiled(item: Collective, platform: str, policy: SizedPolicy) -> Collective:
+    """XLA for GPUs sums gradients over data once, after the loop over micro-batches; for TPUs in each of them. For TPUs
+    no gather or scatter lies beside a product (`qwen2_5_math_7b` for a v5p of 32 chips), and gradients of which a
+    device keeps fewer than 128 columns are summed whole."""
+    if platform == "tpu":
+        is_narrow = policy.model_config.width < TPU_COLUMNS * len(item.members)
+        kind = "all-reduce" if item.kind == "reduce-scatter" and is_narrow else item.kind
+        return dataclasses.replace(item, kind=kind, hidden=0.0)
+    mesh = policy.placement.train
     if platform == "gpu" and item.kind == "all-reduce" and item.members == axis_members(mesh, "data"):
         return dataclasses.replace(item, in_pass=False)
     return item

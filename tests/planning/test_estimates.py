@@ -158,6 +158,21 @@ def test_gradients_are_summed_over_data_once_on_gpus(job):
         assert {item.in_pass for item in traffic if item.members == members} == {in_pass}
 
 
+def test_on_tpus_everything_sent_waits_and_narrow_gradients_are_summed_whole(job):
+    """Parts of a width of 64 over four devices have 16 columns; of 512, 128."""
+    for width, kind in ((64, "all-reduce"), (512, "reduce-scatter")):
+        models = {role: dataclasses.replace(policy.model_config, width=width) for role, policy in job.policies.items()}
+        sized = sized_job(job.config, models, job.machine)
+        tpu, gpu = (estimates.training_estimates(sized, "generator", platform) for platform in ("tpu", "gpu"))
+        for name, program in tpu.items():
+            assert {item.hidden for item in program.collectives} == {0.0}
+            assert any(item.hidden for item in gpu[name].collectives)
+        layers = {item.kind for item, same in zip(tpu["generator/update"].collectives,
+                                                  gpu["generator/update"].collectives, strict=True)
+                  if same.kind == "reduce-scatter"}
+        assert layers == {kind}
+
+
 @pytest.mark.parametrize("is_offloaded", [False, True])
 def test_the_scores_of_a_teacher_take_as_long_as_those_of_the_reference(job, is_offloaded):
     programs = estimates.training_estimates(job, "verifier", "gpu")
