@@ -11,8 +11,8 @@ only roughly right.
 Without a configuration, --target=l4:1 lists in a minute or two which published models fit, trained in full and with
 adapters, and how long a turn takes.
 
-Times are intervals, from the quickest to the slowest published measurement of such work. --measured=RUN compares the
-phases of a finished run (its workdir) with their prediction.
+Times are intervals, from the quickest to the slowest published measurement of such work, for the lengths of --lengths
+(planning/assumed_lengths.py). --measured=RUN compares the phases of a finished run (its workdir) with their prediction.
 
 The exit code is 0 even if the run does not fit (see `fits`), and 2 for a mistake.
 """
