@@ -111,12 +111,14 @@ def _spans(ends: Iterable[float]) -> str:
 
 
 def describe_slice(target: Target, chips: int, name: str) -> str:
-    smaller = f" ({target.product}-{chips} is {chips // target.counted} chips)" if target.counted > 1 else ""
-    return f"{chips} chips with {chips * target.cores} cores: Google calls this slice {name}{smaller}"
+    called_so = chips // target.counted  # chips of the slice whose name has this number
+    is_slice = called_so in dict(target.shapes)
+    other = f" ({target.product}-{chips} is {called_so} chips)" if called_so != chips and is_slice else ""
+    return f"{chips} chips with {chips * target.cores} cores: Google calls this slice {name}{other}"
 
 
 def describe_update(role: str, passes: UpdateWorkload) -> str:
-    sizes = " and ".join(f"{count} micro-batches of {shape.total} tokens" for shape, count in passes.shapes.items())
+    sizes = " and ".join(f"{count} micro-batch(es) of {shape.total} tokens" for shape, count in passes.shapes.items())
     return f"the {role}'s update has {sizes} a shard, of which {passes.useful:.0%} are no padding"
 
 

@@ -294,6 +294,7 @@ def test_programs_are_compiled_at_the_level_of_the_launchers():
 
 @pytest.mark.parametrize("name, chips, line", [
     ("tpu-v5p", 32, "32 chips with 64 cores: Google calls this slice v5p-64 (v5p-32 is 16 chips)"),
+    ("tpu-v5p", 4, "4 chips with 8 cores: Google calls this slice v5p-8"),
     ("tpu-v5e", 4, "4 chips with 4 cores: Google calls this slice v5litepod-4"),
     ("tpu-v6e", 8, "8 chips with 8 cores: Google calls this slice v6e-8"),
     ("h100", 8, ""),
