@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from support.hlo import collectives, wire_bytes_by_kind
+from support.hlo import collectives, gathers_beside_products, wire_bytes_by_kind
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import default_config
 from tango_jax.models.transformer import ModelConfig
@@ -15,7 +15,7 @@ from tango_jax.planning.job import make_job, sized
 from tango_jax.planning.programs import examine, lowered_functions
 from tango_jax.planning.sources import blank_tokenizer
 from tango_jax.planning.targets import TARGETS, missing_compilers, open_devices
-from tango_jax.planning.traffic import param_sizes, score_traffic, update_traffic
+from tango_jax.planning.traffic import HIDDEN_IN_UPDATES, param_sizes, score_traffic, update_traffic
 from tango_jax.rl.policy import make_policy
 from tango_jax.rl.supervised import make_nll_loss
 from tango_jax.weights.source import Source
@@ -154,4 +154,9 @@ def test_the_update_of_the_7b_config_compiled_for_its_target(name, axes):
     print(name, axes, {kind: f"{need.get(kind, 0) / 1e9:.2f} GB needed, {found.get(kind, 0) / 1e9:.2f} GB found"
                  for kind in need | found})
     assert all(size <= ALLOWED * need[kind] + 1e6 for kind, size in found.items())
+    beside, gathers = gathers_beside_products(compiled.as_text())
+    print(f"{beside} of {gathers} gathers of layers lie beside products")
+    assert beside == 0 or target.platform == "gpu"  # as estimates.py has it
+    if axes == (1, 32, 1):  # those of the configuration
+        assert beside / gathers == HIDDEN_IN_UPDATES
     assert program.argument + program.added < target.memory

@@ -1,7 +1,7 @@
 """Collectives read from HLO text: every form of it that XLA's backends print, with bytes worked by hand."""
 import pytest
 
-from support.hlo import collectives, group_size, shape_bytes, wire_bytes_by_kind
+from support.hlo import collectives, gathers_beside_products, group_size, shape_bytes, wire_bytes_by_kind
 from tango_jax.planning.traffic import ring_bytes
 
 # A loop over micro-batches (its limit is data), in it a scan of 28 and one of 3 that only its condition tells.
@@ -72,6 +72,21 @@ def test_bytes_that_a_device_receives():
         "all-reduce": 5 * 2 * 4136 / 2,
         "collective-permute": 16.0,
     }
+
+
+def test_gathers_that_products_run_beside():
+    """The gather of a layer ends before any product; with one in between, in a fusion, it does not. A synchronous one
+    waits, and outside of loops of known length nothing counts."""
+    assert gathers_beside_products(PROGRAM) == (0, 1)
+    fused = "  %fusion.7 = f32[2]{0} fusion(%p.1), kind=kCustom, calls=%product\n"
+    product = "%product (p.9: f32[4]) -> f32[4] {\n  ROOT %dot.1 = f32[4] dot(%p.9, %p.9)\n}\n\n"
+    done = "  %all-gather-done.1"
+    beside = PROGRAM.replace(done, fused + done).replace("%layer (", product + "%layer (", 1)
+    assert gathers_beside_products(beside) == (1, 1)
+    waiting = "  %all-gather.2 = bf16[128,64]{1,0} all-gather(%p.1), replica_groups={{0,1}}, dimensions={0}\n"
+    assert gathers_beside_products(beside.replace(done, waiting + done)) == (1, 2)
+    after = PROGRAM.replace("  %all-reduce.9", fused + "  %all-reduce.9").replace("%layer (", product + "%layer (", 1)
+    assert gathers_beside_products(after) == (0, 1)
 
 
 def test_a_loop_of_unknown_length_inside_another_one_is_refused():

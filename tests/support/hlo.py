@@ -18,6 +18,9 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _WHILE = re.compile(r" while\(.*condition=%?([\w.-]+), body=%?([\w.-]+)")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z\d]*)\[([\d,]*)\]")
+_PRODUCT = re.compile(r" (?:dot|convolution)\(|custom_call_target=\"__cu(?:blas|dnn)")
+_GATHER = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = .+? all-gather(-start)?\(")
+_GATHERED = re.compile(r" all-gather-done\(.*?%?([\w.-]+)\)")
 _COMPARED = re.compile(r"ROOT .* compare\(%?([\w.-]+), %?([\w.-]+)\), direction=LT")
 
 
@@ -42,6 +45,27 @@ def collectives(text: str, num_devices: int) -> list[Collective]:
                     called += re.findall(r"%?([\w.-]+)", branches)
                 pending += [(inner, times, unknown) for inner in called if inner in bodies]
     return found
+
+
+def gathers_beside_products(text: str) -> tuple[int, int]:
+    """Of the gathers in loops of known length (over layers): how many have a product between their start and their end,
+    in the order of the schedule, and how many there are."""
+    bodies, _ = _computations(text)
+    loops = [match.group(2) for lines in bodies.values() for line in lines
+             if (match := _WHILE.search(line)) and _trip_count(line, bodies[match.group(1)])]
+    with_products = {name for name, lines in bodies.items() if any(map(_PRODUCT.search, lines))}
+    beside, count = 0, 0
+    for lines in (bodies[name] for name in dict.fromkeys(loops)):
+        pending: dict[str, bool] = {}  # by gather: whether a product has come since
+        for line in lines:
+            if match := _GATHER.search(line):
+                count += 1
+                pending |= {match.group(1): False} if match.group(2) else {}
+            elif match := _GATHERED.search(line):
+                beside += pending.pop(match.group(1))
+            elif _PRODUCT.search(line) or with_products.intersection(_CALLED.findall(line)):
+                pending = dict.fromkeys(pending, True)
+    return beside, count
 
 
 def wire_bytes_by_kind(found: list[Collective], passes: float, calls: int = 1) -> dict[str, float]:
