@@ -28,6 +28,7 @@ class MicroBatchShape(NamedTuple):
     row_length: int  # T
     prefixes: int = 0  # Q
     prefix_length: int = 0  # X
+    sampled_share: float = 1.0  # of the rows' tokens, those whose logits are computed
 
     @property
     def scored(self) -> int:
@@ -38,7 +39,7 @@ class MicroBatchShape(NamedTuple):
         return self.scored + self.prefixes * self.prefix_length
 
     def pairs(self, attention: str) -> float:
-        R, T, Q, X = self
+        R, T, Q, X, _ = self
         if attention not in SKIPPING:
             return float(Q * _pairs_in_blocks(X) + R * (T * X + _pairs_in_blocks(T)))
         own = T if X and attention == "cudnn" else (T + 1) / 2  # cuDNN skips nothing against a prefix
@@ -92,7 +93,7 @@ class Flops(NamedTuple):
 
 def score_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str) -> Flops:
     layers = layer_flops(model, tokens.total, tokens.pairs(attention)) / tensor
-    return Flops(layers, head_flops(model, tokens.scored) / head_parts(model, tensor))
+    return Flops(layers, head_flops(model, tokens.scored * tokens.sampled_share) / head_parts(model, tensor))
 
 
 def update_flops(model: ModelConfig, tokens: MicroBatchShape, tensor: int, attention: str, is_chunked: bool) -> Flops:

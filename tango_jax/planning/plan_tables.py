@@ -149,7 +149,7 @@ def assumptions(plan: RunPlan) -> list[str]:
         f"links carry {time_model.SHARE_OF_LINK:.0%} of {target.link / 1e9:.3g} GB/s, networks of "
         f"{target.network / 1e9:.3g} GB/s a device; a sum in a decode step takes {1e6 * time_model.SUM_LATENCY:.0f} us "
         "in addition",
-        f"a host writes {upkeep.DISK / 1e9:.3g} GB/s of a checkpoint, and the first one reads all of it at this rate; "
+        f"a host copies {upkeep.TO_HOST / 1e9:.3g} GB/s of a checkpoint to its memory, and writes it beside training; "
         f"grading an answer takes {1e3 * upkeep.GRADE:.0f} ms of one of {DEFAULT_MAX_WORKERS} cores a process; reading "
         "texts is not counted",
     ]

@@ -16,7 +16,7 @@ def role_programs(job: Job, role: str) -> Counter[str]:
     config, rehearsal = job.functions[role].sampler.driver.config, job.method.rehearsals.get(role)
     found = Counter(layout=1, sft=2 * bool(job.policies[role].stage_one))
     if rehearsal is not None:
-        widths = len(config.prompt_buckets)
+        widths = len(config.prompt_buckets) if job.policies[role].config.prompts_per_micro_batch else 1
         found.update(update=widths, score=widths * (1 + len(rehearsal.scored)))
     return +(found + sampler_programs(config, {1, *job.method.samples_of(role)}))
 

@@ -16,7 +16,7 @@ from tango_jax.rl.schedule import evaluations_before
 
 # Seconds of a core for an answer: 700 fractions, roots, intervals and polynomials took 7 s, with the start of workers.
 GRADE = 0.01
-DISK = 1e9  # bytes a second that a host writes, and that the first host reads to hash a checkpoint
+TO_HOST = 3e9  # bytes a second that a host copies from its devices to memory that is not pinned
 
 
 def grade_seconds(config: ConfigDict, solutions: float) -> float:
@@ -51,8 +51,8 @@ def evaluation_seconds(job: Job, programs: dict[str, Program], times: TimeModel,
 
 
 def checkpoint_seconds(job: Job, times: TimeModel) -> float:
-    """Every host writes its part; then the first one reads and hashes all of it."""
+    """Every host copies its part to its memory, and writes it while training goes on."""
     policies = list(job.policies.values())[: 1 if shares_policy(job.config) else None]
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves([policy.state for policy in policies]))
     hosts = max(1, job.machine.devices // times.target.per_host)
-    return size / hosts / DISK + size / DISK
+    return size / hosts / TO_HOST

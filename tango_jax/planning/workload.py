@@ -21,6 +21,7 @@ from tango_jax.rl.packing import (
     pack_shape,
     sft_pack_shape,
 )
+from tango_jax.rl.score import is_chunked
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.schedule import Limits, Replay, limits_of, replay
 
@@ -108,7 +109,8 @@ def update_workload(
     responses = shuffled(response_lengths(lengths, job.config, role, prompts * M, trained))
     of_prompts = shuffled(lengths.prompts(job.config, role, prompts), seed=1)
     sequences = [_sequence([b // M] * of_prompts[b // M], responses[b]) for b in range(there * M)]
-    return packed(sequences, pack_shape(config), prompts * M, prompts, shards, config.loss.minibatches)
+    shape, calls = pack_shape(config), config.loss.minibatches
+    return packed(sequences, shape, prompts * M, prompts, shards, calls, config.logp_chunk)
 
 
 def stage_one_workload(job: Job, role: str, lengths: AssumedLengths) -> UpdateWorkload:
@@ -125,18 +127,21 @@ def _sequence(prompt: list[int], length: int) -> TrainSequence:
 
 def packed(
     sequences: Sequence[TrainSequence], shape: PackShape, max_sequences: int, max_prompts: int, shards: int,
-    calls: int = 1,
+    calls: int = 1, chunk: int = 0,
 ) -> UpdateWorkload:
     """What the packing of updates makes of these sequences, in each of `calls` calls. All shards make as many passes as
-    the fullest one."""
+    the fullest one. `chunk`: tokens whose logits are made at a time."""
     longest = max(len(one.prompt) for one in sequences)
     made = assign_micro_batches(sequences, shape, max_sequences, max_prompts, shards)
     sizes = batch_shape(shape, max_sequences, max_prompts, shards, longest_prompt=max(1, longest))
     tokens, count = MicroBatchShape(sizes.R, sizes.T, sizes.Q, sizes.X), max(map(len, made))
     # A shared prompt is needed once; its last token stays with its responses.
-    prompts = {tuple(one.prompt): len(one.prompt) for one in sequences}
-    needed = sum(prompts.values()) if shape.prompts else sum(len(one.prompt) for one in sequences)
-    needed += sum(len(one.response) for one in sequences)
+    prompts, responses = {tuple(one.prompt): len(one.prompt) for one in sequences}, sum(
+        len(one.response) for one in sequences)
+    is_shared = shape.prompts or shape.joins_prompts
+    needed = responses + (sum(prompts.values()) if is_shared else sum(len(one.prompt) for one in sequences))
+    if is_chunked(tokens.scored, chunk):  # chunks without a sampled token are skipped
+        tokens = tokens._replace(sampled_share=min(1.0, responses / (shards * count * tokens.scored)))
     return UpdateWorkload({tokens: count * calls}, calls, needed / (shards * count * tokens.total))
 
 
