@@ -81,7 +81,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
         return export_hf(
             out,
             source.model_config,
-            source.load_params(),
+            source.open_params(),  # read one at a time as they are written
             source.architecture,
             tokenizer_folder=folder,
             generation_config=source.generation,

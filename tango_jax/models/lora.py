@@ -57,12 +57,13 @@ def init_adapters(config: Any, key: jax.Array) -> dict:
 
 
 def freeze(config: Any, params: dict) -> dict:
-    """The base in `lora.base_dtype`. For int8, matrices have a `<name>_scale` per output, the rest is compute_dtype."""
+    """The base in `lora.base_dtype`. For int8, matrices have a `<name>_scale` per output, the rest is compute_dtype.
+    `params` may lack leaves."""
     dtype = config.lora.base_dtype or config.compute_dtype
     if dtype != "int8":
         return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     frozen = jax.tree.map(lambda leaf: leaf.astype(config.compute_dtype), params)
-    for name in MATRICES:
+    for name in filter(params["layers"].__contains__, MATRICES):
         frozen["layers"][name], frozen["layers"][f"{name}_scale"] = quantize(params["layers"][name], _inputs_of(name))
     return frozen
 
@@ -81,20 +82,20 @@ def is_adapter_tree(params: dict) -> bool:
 
 
 def merge(config: Any, weights: dict) -> dict:
-    """Parameters without adapters, float32: W + (alpha / r) A B."""
-    adapters, base = split(weights)
-    layers = {name: leaf.astype(jnp.float32) for name, leaf in base["layers"].items() if not name.endswith("_scale")}
-    scale = config.lora.alpha / config.lora.rank
+    """Parameters without adapters, float32: W + (alpha / r) A B. `weights` may lack leaves."""
+    own, scale = weights["layers"], config.lora.alpha / config.lora.rank
+    layers = {name: leaf.astype(jnp.float32) for name, leaf in own.items()
+              if not name.endswith(("_scale", LORA_A, LORA_B))}
     for name in MATRICES:
-        if f"{name}_scale" in base["layers"]:
-            layers[name] *= jnp.expand_dims(base["layers"][f"{name}_scale"], _inputs_of(name))
-    for name in config.lora.names:
-        wide, narrow = (adapters["layers"][name + part] for part in (LORA_A, LORA_B))
+        if f"{name}_scale" in own:
+            layers[name] *= jnp.expand_dims(own[f"{name}_scale"], _inputs_of(name))
+    for name in filter(layers.__contains__, config.lora.names):
+        wide, narrow = (own[name + part] for part in (LORA_A, LORA_B))
         wide = wide.reshape(config.num_layers, -1, config.lora.rank)
         narrow = narrow.reshape(config.num_layers, config.lora.rank, -1)
         delta = jnp.matmul(wide, narrow, precision=jax.lax.Precision.HIGHEST)
         layers[name] += scale * delta.reshape(layers[name].shape)
-    return {**{name: leaf.astype(jnp.float32) for name, leaf in base.items() if name != "layers"}, "layers": layers}
+    return {**{name: leaf.astype(jnp.float32) for name, leaf in weights.items() if name != "layers"}, "layers": layers}
 
 
 def join_adapters(config: Any, layers: dict, joined: str, names: tuple[str, ...]) -> dict:

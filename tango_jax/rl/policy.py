@@ -168,7 +168,7 @@ def make_policy(
         config=config,
         model_config=model,
         tokenizer=tokenizer,
-        load_params=source.load_params and (lambda: source.load_params(checkpoint_shardings)),
+        load_params=source.open_params and (lambda: source.load_params(checkpoint_shardings)),
         template=load_template(role, config.template),
         placement=placement,
         sampler=make_sampler(model, sampler_config, tokenizer.stop_ids, placement),

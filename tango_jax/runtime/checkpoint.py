@@ -8,6 +8,7 @@ and `seal.json`, with the step and the number of files.
 import concurrent.futures
 import contextlib
 import errno
+import functools
 import hashlib
 import itertools
 import json
@@ -26,10 +27,12 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore as ts
 
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import sync_directory, write_atomically
 from tango_jax.runtime.trees import array_table, flatten_names
+from tango_jax.runtime.unread import Unread, read_array
 
 log = logging.getLogger(__name__)
 
@@ -297,11 +300,36 @@ def _quiet_orbax() -> Iterator[None]:
 def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> Restored:
     """The newest intact step, or else CheckpointError. `part`, e.g. ("generator", "params"): the branch to read."""
     directory = Path(directory).absolute()
+    return _load(_make_orbax(), directory, _existing_step(directory), abstract_state, part)
+
+
+def open_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> Restored:
+    """As `read_state`, but the arrays are `Unread`: each is read alone, and nothing of other branches."""
+    directory = Path(directory).absolute()
+    path = directory / str(step := _existing_step(directory))
+    record = _read_record(_make_orbax(), path)
+    prefix = _saved_arrays(path, record, abstract_state, part)
+    leaves = [Unread(leaf.shape, leaf.dtype, functools.partial(_read_array, path / "state", prefix + name, leaf))
+              for name, leaf in flatten_names(abstract_state).items()]
+    return Restored(step, jax.tree.unflatten(jax.tree.structure(abstract_state), leaves), record["meta"])
+
+
+def _read_array(folder: Path, name: str, leaf: Any) -> jax.Array:
+    """One array as Orbax stored it: from an OCDBT database, in zarr's format."""
+    database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}, "path": f"{name}/"}
+    # A chunk may be the whole array: read in parts, it is decoded once.
+    pool = {"total_bytes_limit": leaf.size * leaf.dtype.itemsize}
+    stored = ts.open({"driver": "zarr", "kvstore": database}, open=True, read=True,
+                     context=ts.Context({"cache_pool": pool})).result()
+    return read_array(leaf, getattr(leaf, "sharding", None), lambda index: stored[index].read().result())
+
+
+def _existing_step(directory: Path) -> int:
     step = _choose_step(directory)
     if step == NO_STEP:
         raise CheckpointError(f"{directory} holds no complete checkpoint; give the directory whose folders are named "
                               "by step numbers")
-    return _load(_make_orbax(), directory, step, abstract_state, part)
+    return step
 
 
 def peek_meta(

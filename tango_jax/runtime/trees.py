@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tango_jax.runtime.unread import Unread
+
 # The square of a parameter above 1.8e19 overflows float32 in norms. Such a parameter means that training diverged.
 LARGEST = 1e18
 BROKEN_VALUES = f"values that are NaN, infinite or above {LARGEST:g}"
@@ -31,10 +33,11 @@ def describe_array(leaf: Any) -> str:
 
 
 def tree_fingerprint(tree: Any) -> str:
-    """Hash of names, shapes, dtypes and bits: equal for bit-equal trees, on any mesh. Computed where the arrays are."""
+    """Hash of names, shapes, dtypes and bits: equal for bit-equal trees, on any mesh. Computed where the arrays are;
+    leaves may be `Unread`."""
     flat = dict(sorted(flatten_names(tree).items()))
     # One at a time: with more virtual devices than cores, concurrent sums deadlock.
-    sums = [int(_mixed_sum(leaf)) for leaf in flat.values()]
+    sums = [int(_mixed_sum(leaf.load() if isinstance(leaf, Unread) else leaf)) for leaf in flat.values()]
     lines = [f"{name} {describe_array(leaf)} {total}" for (name, leaf), total in zip(flat.items(), sums, strict=True)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -66,10 +69,3 @@ def _are_usable(leaves: list[jax.Array]) -> list[jax.Array]:
     # float16 cannot represent the limit. NaN compares false.
     return [jnp.all(jnp.abs(leaf.astype(jnp.float32)) <= LARGEST) for leaf in leaves]
 
-
-def check_loaded(tree: Any, name: str, otherwise: str) -> Any:
-    """The tree. Raises ValueError for NaN, infinite or huge values; `otherwise` says what to do."""
-    broken = first_not_finite(tree)
-    if broken is not None:
-        raise ValueError(f"{name}: the array {broken} holds {BROKEN_VALUES}, so it cannot be used: {otherwise}")
-    return tree

@@ -5,15 +5,16 @@ this decoder rotates the halves of a head. Files of qwen2 keep the order.
 """
 
 import dataclasses
+import functools
 import math
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tango_jax.models.rotary import RopeScaling, rope_frequencies
 from tango_jax.models.transformer import ModelConfig
+from tango_jax.runtime.unread import Unread, load_all, read_array
 from tango_jax.weights import hf_layout
 from tango_jax.weights.gguf_file import GgufFile, dequantize, open_gguf
 from tango_jax.weights.safetensors_files import tensor_problems
@@ -86,30 +87,36 @@ def model_config_from_gguf(path: str | Path | GgufFile, **numerics) -> ModelConf
 
 
 def load_gguf(path: str | Path | GgufFile, config: ModelConfig, shardings=None) -> dict:
-    """The parameters of a file, as the tree of `init_params`, in `config.param_dtype`.
+    """`open_gguf_params`, read. The host holds its share and the largest parameter."""
+    return load_all(open_gguf_params(path, config, shardings))
 
-    The host holds its share and the largest tensor. ValueError: the file is damaged or does not match `config`.
+
+def open_gguf_params(path: str | Path | GgufFile, config: ModelConfig, shardings=None) -> dict:
+    """The parameters of a file, as the tree of `init_params`, in `config.param_dtype`; `Unread`.
+
+    ValueError: the file is damaged or does not match `config`.
     """
     file = open_gguf(path)
     _check_tensors(file, config)
     tensors, sizes, is_interleaved = file.tensors, hf_layout.axis_sizes(config), _architecture(file) == "llama"
 
-    def load_leaf(keys: tuple, leaf: jax.ShapeDtypeStruct, sharding=None) -> jax.Array:
-        path, values = hf_layout.path_name(keys), np.empty(leaf.shape, leaf.dtype)
-        layout = hf_layout.layout_of(config, path)
+    def load_leaf(path: str, leaf: jax.ShapeDtypeStruct, sharding) -> jax.Array:
+        values, layout = np.empty(leaf.shape, leaf.dtype), hf_layout.layout_of(config, path)
         whole = tuple(slice(0, sizes[axis]) for axis in layout.axes)
         for layer in range(leaf.shape[0]) if layout.stacked else [None]:
             stored = dequantize(file, tensors[_NAMES[path].format(layer)])
             if is_interleaved and path in _ROTATED:
                 stored = _pairs_to_halves(stored, config.head_dim)
             values[... if layer is None else layer] = hf_layout.from_stored(layout, sizes, whole, stored)
-        if sharding is None:
-            return jnp.array(values)
         # Also for devices of several processes: each takes its slices.
-        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+        return read_array(leaf, sharding, lambda index: values[index])
+
+    def open_leaf(keys: tuple, leaf: jax.ShapeDtypeStruct, sharding=None) -> Unread:
+        load_fn = functools.partial(load_leaf, hf_layout.path_name(keys), leaf, sharding)
+        return Unread(leaf.shape, leaf.dtype, load_fn)
 
     rest = [] if shardings is None else [shardings]
-    return jax.tree_util.tree_map_with_path(load_leaf, hf_layout.abstract_params(config), *rest)
+    return jax.tree_util.tree_map_with_path(open_leaf, hf_layout.abstract_params(config), *rest)
 
 
 def _pairs_to_halves(w: np.ndarray, head_dim: int) -> np.ndarray:

@@ -17,7 +17,8 @@ from tango_jax.models.rotary import RopeScaling
 from tango_jax.models.transformer import LayerKind, ModelConfig
 from tango_jax.runtime import hub
 from tango_jax.runtime.checks import read_json_object
-from tango_jax.runtime.trees import check_loaded
+from tango_jax.runtime.trees import BROKEN_VALUES, first_not_finite
+from tango_jax.runtime.unread import Unread, load_all, read_array
 from tango_jax.weights import hf_layout, safetensors_files
 from tango_jax.weights.hf_layout import FAMILIES, IMAGE_PART, LAYOUTS, TEXT_PARTS, TEXT_PREFIX, Layout
 from tango_jax.weights.prompting import TEMPLATE_FILE
@@ -66,9 +67,15 @@ def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
 
 
 def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = None) -> dict:
-    """The parameters of a folder's safetensors files, as the tree of `init_params`, in `config.param_dtype`.
+    """`open_hf`, read."""
+    return load_all(open_hf(folder, config, shardings))
 
-    With `shardings`, each process reads its part. ValueError: tensors (all named) or values are wrong, files damaged.
+
+def open_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = None) -> dict:
+    """The parameters of a folder's safetensors files, as the tree of `init_params`, in `config.param_dtype`; `Unread`.
+
+    With `shardings`, each process reads its part. ValueError: tensors (all named) or files are wrong; from `load`,
+    also values.
     """
     folder = Path(folder)
     # The text part of a model of text and images, under a text model's names.
@@ -78,20 +85,21 @@ def load_hf(folder: str | Path, config: ModelConfig, shardings: dict | None = No
     _check_tied_head(folder, config, tensors)
     sizes = hf_layout.axis_sizes(config)
 
-    def load_leaf(path, leaf, sharding=None):
+    def open_leaf(path, leaf, sharding=None):
         name = hf_layout.path_name(path)
 
-        def read_fn(index):
+        def load():
             layout = hf_layout.layout_of(config, name)
-            return _read_leaf(tensors, sizes, layout, _bounds(index, leaf.shape), leaf.dtype)
+            array = read_array(leaf, sharding, lambda index: _read_leaf(tensors, sizes, layout, index, leaf.dtype))
+            if first_not_finite({name: array}) is not None:
+                raise ValueError(f"{folder}: the array {name} holds {BROKEN_VALUES}, so it cannot be used: use another "
+                                 "checkpoint, or fetch or convert this one again")
+            return array
 
-        if sharding is None:
-            return jax.device_put(read_fn((slice(None),) * leaf.ndim))
-        return _make_array(leaf, sharding, read_fn)
+        return Unread(leaf.shape, leaf.dtype, load)
 
     rest = [] if shardings is None else [shardings]
-    params = jax.tree_util.tree_map_with_path(load_leaf, hf_layout.abstract_params(config), *rest)
-    return check_loaded(params, str(folder), "use another checkpoint, or fetch or convert this one again")
+    return jax.tree_util.tree_map_with_path(open_leaf, hf_layout.abstract_params(config), *rest)
 
 
 def _text_part(file: str, raw: dict) -> dict:
@@ -282,11 +290,6 @@ def _check_tied_head(folder: Path, config: ModelConfig, tensors: dict[str, Store
                          f"({difference}): set it to false in config.json, or fetch the checkpoint again")
 
 
-def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Slices with start and stop."""
-    return tuple(slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True))
-
-
 def _read_leaf(tensors, sizes: dict[str, int], layout: Layout, bounds: tuple[slice, ...], dtype) -> np.ndarray:
     """The part `bounds` of a parameter, allocated once and filled tensor by tensor."""
     out = np.empty([part.stop - part.start for part in bounds], dtype)
@@ -300,17 +303,3 @@ def _read_leaf(tensors, sizes: dict[str, int], layout: Layout, bounds: tuple[sli
     for block, target in safetensors_files.read_parts(tensors, parts):
         target[...] = hf_layout.from_stored(layout, sizes, index, block)
     return out
-
-
-def _make_array(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding, read_fn) -> jax.Array:
-    """A sharded array; a part that several devices hold is read once."""
-    parts = {}
-
-    def part(index):
-        bounds = _bounds(index, leaf.shape)
-        key = tuple((part.start, part.stop) for part in bounds)
-        if key not in parts:
-            parts[key] = read_fn(bounds)
-        return parts[key]
-
-    return jax.make_array_from_callback(leaf.shape, sharding, part, dtype=leaf.dtype)

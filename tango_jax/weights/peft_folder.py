@@ -57,7 +57,7 @@ def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str) 
     saving.mkdir(parents=True)
     (saving / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     try:
-        write_tensors(tensors, saving / WEIGHTS_FILE, saving / CONFIG_FILE)
+        write_tensors(tensors, saving / WEIGHTS_FILE)
     except OSError:
         shutil.rmtree(saving, ignore_errors=True)
         raise

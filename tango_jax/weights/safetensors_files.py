@@ -1,15 +1,16 @@
 """Tensors in a folder of safetensors files, with or without an index. Only headers and requested parts are read."""
 
+import contextlib
 import itertools
 import json
-import shutil
-from collections.abc import Iterable, Iterator
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 WEIGHT_FILES = f"{SINGLE_FILE} (or {INDEX_FILE})"
@@ -40,13 +41,47 @@ def tensor_problems(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[i
     return missing, "; ".join(f"{len(names)} {what}: {shorten(names)}" for what, names in kinds if names)
 
 
-def write_tensors(tensors: dict[str, np.ndarray], file: Path, like: Path) -> None:
-    """Write a file with the permissions of `like`. OSError."""
+class Place(NamedTuple):
+    file: Path
+    start: int  # in bytes
+
+
+def create_file(file: Path, tensors: Mapping[str, Any]) -> dict[str, Place]:
+    """Write a file's header, with space for arrays of these shapes and dtypes; `write_tensor` fills it. The bytes are
+    those of safetensors' `save_file`, which needs all arrays at once. OSError."""
+    stored, header, end = {name: code for code, name in DTYPES.items()}, {"__metadata__": {"format": "pt"}}, 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
+        own = tensors[name]
+        start, end = end, end + own.dtype.itemsize * math.prod(own.shape)
+        header[name] = {"dtype": stored[str(own.dtype)], "shape": list(own.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with _to_write(file, "wb") as opened:
+        opened.write(struct.pack("<Q", len(text)) + text)
+        first = opened.tell()
+        opened.truncate(first + end)
+    return {name: Place(file, first + header[name]["data_offsets"][0]) for name in tensors}
+
+
+def write_tensor(place: Place, array: np.ndarray) -> None:
+    with _to_write(place.file, "r+b") as opened:
+        opened.seek(place.start)
+        opened.write(np.ascontiguousarray(array).view(np.uint8).data)
+
+
+@contextlib.contextmanager
+def _to_write(file: Path, mode: str) -> Iterator[BinaryIO]:
+    """Python does not say which file could not be written."""
     try:
-        save_file(tensors, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # safetensors reports every disk error as this one
-        raise OSError(f"{file} cannot be written ({error})") from error
-    shutil.copymode(like, file)  # safetensors makes files private
+        with file.open(mode) as opened:
+            yield opened
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from error
+
+
+def write_tensors(tensors: dict[str, np.ndarray], file: Path) -> None:
+    for name, place in create_file(file, tensors).items():
+        write_tensor(place, tensors[name])
 
 
 def find_tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -5,7 +5,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -14,11 +13,12 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime import hub
 from tango_jax.runtime.checks import local_path
 from tango_jax.runtime.failures import typed_command
+from tango_jax.runtime.unread import load_all
 from tango_jax.text import hf_tokenizer
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights import safetensors_files
-from tango_jax.weights.from_gguf import load_gguf, model_config_from_gguf
-from tango_jax.weights.from_hf import load_hf, model_config_from_hf, resolve_folder
+from tango_jax.weights.from_gguf import model_config_from_gguf, open_gguf_params
+from tango_jax.weights.from_hf import model_config_from_hf, open_hf, resolve_folder
 from tango_jax.weights.gguf_file import GgufFile, open_gguf
 from tango_jax.weights.gguf_tokenizer import gguf_tokenizer, write_hf_tokenizer
 from tango_jax.weights.presets import preset_model
@@ -61,12 +61,15 @@ class Source:
     name: str
     model_config: ModelConfig
     tokenizer: Tokenizer  # with as many ids as the embedding has rows
-    # (shardings=None) -> the tree of init_params, in model_config.param_dtype; None: from scratch
-    load_params: Callable[..., Any] | None
+    # (shardings=None) -> the tree of init_params, in model_config.param_dtype, of `Unread`; None: from scratch
+    open_params: Callable[..., dict] | None
     write_tokenizer: Callable[[Path], None]  # writes the tokenizer's files into a folder, in Hugging Face format
     generation: dict  # contents of generation_config.json, with every stop id
     architecture: str | None = None  # model_type of an export; None: any that can hold the model
     base_model: str | None = None  # hub id without revision, for a model card
+
+    def load_params(self, shardings: dict | None = None) -> dict:
+        return load_all(self.open_params(shardings))
 
 
 def kind_of(name: str) -> str:
@@ -138,7 +141,7 @@ def open_source(name: str, use_chat: bool | None = False, reads_weights: bool = 
         name=name,
         model_config=config,
         tokenizer=tokenizer,
-        load_params=lambda shardings=None: load_hf(folder, config, shardings),
+        open_params=lambda shardings=None: open_hf(folder, config, shardings),
         write_tokenizer=lambda target: copy_tokenizer(folder, target),
         generation=ids | own | {"eos_token_id": ids["eos_token_id"]},
         architecture=json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"],
@@ -179,7 +182,7 @@ def _open_gguf_source(file: GgufFile, name: str, use_chat: bool, numerics: dict)
         name=name,
         model_config=config,
         tokenizer=tokenizer,
-        load_params=lambda shardings=None: load_gguf(file, config, shardings),
+        open_params=lambda shardings=None: open_gguf_params(file, config, shardings),
         write_tokenizer=lambda target: write_hf_tokenizer(file, target),
         generation=generation_of(tokenizer),
         architecture=file.require("general.architecture"),

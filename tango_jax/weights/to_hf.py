@@ -1,8 +1,9 @@
 """Export to a Hugging Face folder. It is written under another name and renamed when complete."""
 
 import json
+import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -12,10 +13,11 @@ from jax.experimental import multihost_utils
 from tango_jax.models.transformer import LayerKind, ModelConfig
 from tango_jax.runtime.checkpoint import SAVING, commit
 from tango_jax.runtime.model_text import markdown_cell, markdown_fence
+from tango_jax.runtime.unread import Unread
 from tango_jax.weights import hf_layout
-from tango_jax.weights.hf_layout import FAMILIES, TEXT_PARTS, differences
+from tango_jax.weights.hf_layout import FAMILIES, TEXT_PARTS, Layout, differences
 from tango_jax.weights.prompting import NO_EXAMPLE, TEMPLATE_FILE, Example, Prompting
-from tango_jax.weights.safetensors_files import INDEX_FILE, SINGLE_FILE, write_tensors
+from tango_jax.weights.safetensors_files import INDEX_FILE, SINGLE_FILE, Place, create_file, write_tensor
 
 MAX_SHARD_BYTES = 5 * 10**9
 TOKENIZER_FILES = (
@@ -159,6 +161,7 @@ def export_hf(
     """Write a folder that transformers and `load_hf` read; return it. Every process must call this.
 
     Args:
+        params: arrays, or `Unread` ones, which are read one at a time.
         architecture: see `hf_config`; default: `family_of` the model.
         tokenizer_folder: its tokenizer files are copied.
         generation_config: of transformers; default: the file in the tokenizer's folder.
@@ -252,30 +255,31 @@ def _shards(config: ModelConfig, itemsize: int, max_bytes: int) -> list[list[str
 
 def _write_tensors(folder: Path | None, config: ModelConfig, params: dict, dtype: np.dtype, max_bytes: int) -> None:
     """A process without a folder only gathers sharded parameters."""
-    shards = _shards(config, dtype.itemsize, max_bytes)
-    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    names = names if len(shards) > 1 else [SINGLE_FILE]
-    for file, shard in zip(names, shards, strict=True):
-        tensors = {name: value.astype(dtype, copy=False) for name, value in _stored_values(config, params, shard)}
-        if folder is not None:
-            write_tensors(tensors, folder / file, folder / "config.json")
+    shards, tensors = _shards(config, dtype.itemsize, max_bytes), hf_layout.stored_tensors(config)
+    files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    files = files if len(shards) > 1 else [SINGLE_FILE]
+    places = {}
+    for file, shard in zip(files, shards, strict=True) if folder is not None else ():
+        places |= create_file(folder / file, {name: jax.ShapeDtypeStruct(tensors[name][2], dtype) for name in shard})
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        path = hf_layout.path_name(keys)
+        own = [(layer, places.get(name)) for name, (its, layer, _) in tensors.items() if its == path]
+        _write_parameter(leaf, hf_layout.layout_of(config, path), dtype, own)
     if folder is not None and len(shards) > 1:
-        count = sum(leaf.size for leaf in jax.tree.leaves(params))
+        count = sum(math.prod(shape) for _, _, shape in tensors.values())
         metadata = {"total_parameters": count, "total_size": count * dtype.itemsize}
-        weight_map = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
+        weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
         _write_json(folder / INDEX_FILE, {"metadata": metadata, "weight_map": weight_map})
 
 
-def _stored_values(config: ModelConfig, params: dict, shard: list[str]) -> Iterator[tuple[str, np.ndarray]]:
-    leaves = {hf_layout.path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
-    tensors = hf_layout.stored_tensors(config)
-    for name in shard:
-        path, layer, _ = tensors[name]
-        value = leaves[path] if layer is None else leaves[path][layer]
-        yield name, hf_layout.to_stored(hf_layout.layout_of(config, path), _to_host(value))
-
-
-def _to_host(value: jax.Array) -> np.ndarray:
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        return multihost_utils.process_allgather(value, tiled=True)
-    return np.asarray(value)
+def _write_parameter(
+    leaf: jax.Array | Unread, layout: Layout, dtype: np.dtype, places: Sequence[tuple[int | None, Place | None]]
+) -> None:
+    """All layers of a parameter; it is freed before the next one is read."""
+    value = leaf.load() if isinstance(leaf, Unread) else leaf
+    is_split = isinstance(value, jax.Array) and not value.is_fully_addressable
+    value = multihost_utils.process_allgather(value, tiled=True) if is_split else np.asarray(value)
+    for layer, place in places:
+        if place is not None:
+            array = hf_layout.to_stored(layout, value if layer is None else value[layer])
+            write_tensor(place, array.astype(dtype, copy=False))

@@ -8,12 +8,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, default_config, flatten, read_settings
-from tango_jax.models.lora import freeze, init_adapters, merge
+from tango_jax.models.lora import LORA_A, LORA_B, freeze, init_adapters, merge
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import with_base
-from tango_jax.runtime.checkpoint import MANIFEST, complete_steps, peek_meta, read_state, sampled_digest
+from tango_jax.runtime.checkpoint import MANIFEST, complete_steps, open_state, peek_meta, sampled_digest
 from tango_jax.runtime.checks import read_json_object
 from tango_jax.runtime.trees import tree_fingerprint
+from tango_jax.runtime.unread import Unread, load_all
 from tango_jax.sharding.layouts import param_shardings, with_shardings
 from tango_jax.tasks.registry import tokenizer_model
 from tango_jax.text.character_tokenizer import write_character_tokenizer
@@ -61,44 +62,77 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
     wanted = dataclasses.replace(plain, **numerics)
     has_adapters = saved.lora is not None and (len(part) > 1 or not peek_meta(directory).meta["is_full"])
 
-    def load_params(shardings=None):
+    def open_params(shardings=None):
         shapes = abstract_params(plain)
         if shardings is not None:
             shapes = with_shardings(shapes, shardings)
         if has_adapters:
             stage_one = full_stage_one(config, workdir, role)
-            start = read_state(stage_one, shapes, part=("params",)).state if stage_one else base.load_params(shardings)
-            adapters, frozen = read_adapters(workdir, role, saved, shardings), freeze(saved, start)
-            _check_base(directory, role, saved, frozen)
-            params = merge(saved, with_base(frozen, adapters))
-            params = params if shardings is None else jax.device_put(params, shardings)
+            start = open_state(stage_one, shapes, part=("params",)).state if stage_one else base.open_params(shardings)
+            adapters = open_adapters(workdir, role, saved, shardings)
+            _check_base(directory, role, saved, start)
+            params = merged(saved, start, adapters["layers"], shardings)
         else:
-            params = read_state(directory, shapes, part=part).state
-        if shardings is not None:
-            return jax.tree.map(lambda leaf: leaf.astype(wanted.param_dtype), params)
-        # Restored arrays are committed to a device, for which jitted functions recompile. These are not.
-        return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf).astype(wanted.param_dtype)), params)
+            params = open_state(directory, shapes, part=part).state
+        return jax.tree.map(lambda leaf: _as_dtype(leaf, wanted.param_dtype), params)
 
-    return dataclasses.replace(base, name=str(workdir), model_config=wanted, load_params=load_params)
+    return dataclasses.replace(base, name=str(workdir), model_config=wanted, open_params=open_params)
 
 
-def _check_base(directory: Path, role: str, model: ModelConfig, base: dict) -> None:
+def _as_dtype(leaf: Unread, dtype: str) -> Unread:
+    if leaf.dtype == np.dtype(dtype):
+        return leaf
+    return Unread(leaf.shape, np.dtype(dtype), lambda: leaf.load().astype(dtype))
+
+
+def merged(model: ModelConfig, start: dict, adapters: dict, shardings: dict | None) -> dict:
+    """`Unread` parameters with `Unread` adapters merged into them, one at a time."""
+
+    def open_leaf(path: tuple, leaf: Unread, sharding=None) -> Unread:
+        *_, name = (key.key for key in path)
+        own = {key: adapters[key] for key in (name + LORA_A, name + LORA_B) if key in adapters}
+
+        def load():
+            weights = with_base(freeze(model, _alone(path, leaf.load())), {"layers": load_all(own)})
+            tree = merge(model, weights)
+            array = tree["layers"][name] if len(path) > 1 else tree[name]
+            return array if sharding is None else jax.device_put(array, sharding)
+
+        return Unread(leaf.shape, np.dtype("float32"), load)
+
+    return jax.tree_util.tree_map_with_path(open_leaf, start, *([] if shardings is None else [shardings]))
+
+
+def _alone(path: tuple, array: jax.Array) -> dict:
+    """A tree of parameters without all others."""
+    name = path[-1].key
+    return {"layers": {name: array}} if len(path) > 1 else {name: array, "layers": {}}
+
+
+def _check_base(directory: Path, role: str, model: ModelConfig, start: dict) -> None:
     """Check that adapters belong to these weights, if their checkpoint recorded them."""
     meta = peek_meta(directory).meta
     saved = meta.get("source_fingerprint", {}).get(f"{role}{BASE}") or meta.get("made_from", {}).get("base")
+    base_dtype = model.lora.base_dtype or model.compute_dtype
     # Accelerators round the scales of int8 differently.
-    if saved and model.lora.base_dtype != "int8" and saved != tree_fingerprint(base):
+    if saved and base_dtype != "int8" and saved != tree_fingerprint(
+            jax.tree.map(lambda leaf: _as_dtype(leaf, base_dtype), start)):
         raise ValueError(f"the adapters in {directory} were trained on other weights than the run's {role} starts "
                          "from now: put back the checkpoint that it was trained on")
 
 
-def read_adapters(workdir: Path, role: str, model: ModelConfig, shardings: dict | None = None) -> dict:
-    """The newest adapters of a role. `shardings`: of all parameters, for their mesh."""
+def read_adapters(workdir: Path, role: str, model: ModelConfig) -> dict:
+    """The newest adapters of a role."""
+    return load_all(open_adapters(workdir, role, model))
+
+
+def open_adapters(workdir: Path, role: str, model: ModelConfig, shardings: dict | None = None) -> dict:
+    """`read_adapters`, as `Unread`. `shardings`: of all parameters, for their mesh."""
     adapters = jax.eval_shape(lambda: init_adapters(model, jax.random.key(0)))
     if shardings is not None:
         adapters = with_shardings(adapters, param_shardings(jax.tree.leaves(shardings)[0].mesh, adapters))
     directory, part = newest_checkpoints(workdir, role)
-    return read_state(directory, adapters, part=part).state
+    return open_state(directory, adapters, part=part).state
 
 
 def full_stage_one(config: ConfigDict, workdir: Path, role: str) -> Path | None:
@@ -132,7 +166,7 @@ def start_source(
         name="",
         model_config=sized_model(role_config, tokenizer.vocab_size),
         tokenizer=tokenizer,
-        load_params=None,
+        open_params=None,
         write_tokenizer=lambda folder: write_character_tokenizer(model, folder),
         generation=generation_of(tokenizer),
     )

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from support import hf_cases
 from support.hf_cases import CASES, INPUTS, make_tensors, write_checkpoint
 from support.hf_loading import TOLERANCE, assert_equal_trees, load, logits, shardings_of
-from tango_jax.weights import safetensors_files
+from tango_jax.weights import to_hf
 from tango_jax.weights.from_hf import load_hf, model_config_from_hf
 from tango_jax.weights.prompting import Prompting
 from tango_jax.weights.to_hf import export_hf, family_of, hf_config, model_card
@@ -156,13 +156,12 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
 def test_an_export_that_fails_leaves_no_folder_and_can_be_repeated(tmp_path, monkeypatch):
     config, params = load(write_checkpoint(tmp_path / "in", LLAMA))
 
-    def full_disk(tensors, file, metadata):
-        file.touch()
-        raise OSError("no space left on device")
+    def full_disk(place, array):
+        raise OSError(f"no space left on device for {place.file.name}")
 
     with monkeypatch.context() as patch:
-        patch.setattr(safetensors_files, "save_file", full_disk)
-        with pytest.raises(OSError, match="no space"):
+        patch.setattr(to_hf, "write_tensor", full_disk)
+        with pytest.raises(OSError, match=r"no space left on device for model\.safetensors"):
             export_hf(tmp_path / "out", config, params)
     assert not (tmp_path / "out").exists()
     export_hf(tmp_path / "out", config, params)
