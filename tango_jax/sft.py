@@ -17,6 +17,7 @@ from tango_jax.cli.session import configured, session
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES
 from tango_jax.grading import check_grader
+from tango_jax.loop.breakdown import names_memory
 from tango_jax.loop.init_from import check_init_from, sft_directory
 from tango_jax.loop.run import rehearsed
 from tango_jax.loop.stage_one import run_stage_one
@@ -62,7 +63,8 @@ def _run(config: ConfigDict, workdir: Path, console: Console, preemption: hosts.
         for note in (*config.notes.splitlines(), *task.notes):
             console.log(note)
         policies = {role: policies[role] for role in needed}
-        run_stage_one(policies, config, task, workdir, console, preemption, provenance)
+        with names_memory("setting up the policies", ["init"], *policies.values()):
+            run_stage_one(policies, config, task, workdir, console, preemption, provenance)
         for role in trained:
             console.log(f"{role}: {sft_directory(workdir, role)}")
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 import jax
 from ml_collections import ConfigDict
 
-from tango_jax.runtime import failures, hosts, termination
+from tango_jax.runtime import failures, hosts, peers, termination
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.runtime.process import set_allocator, use_compile_cache
@@ -62,6 +62,10 @@ def configured(config: ConfigDict, console: Console | None = None) -> Iterator[C
         yield console
 
 
+# These say what to do.
+MESSAGES_WITH_ADVICE = (ValueError, FloatingPointError, failures.OutOfMemory)
+
+
 @contextlib.contextmanager
 def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
     """Around the work of a command that resumes. A bug keeps its traceback.
@@ -72,7 +76,7 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
     termination.watch()
     termination.end_with_parent()
     try:
-        with configured(config) as console:
+        with configured(config) as console, peers.ends_with_others():
             termination.watch(is_silent=not hosts.is_first())  # joining other processes takes the signal's handler
             yield console
     except KeyboardInterrupt:
@@ -86,8 +90,7 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
         if not hosts.is_alone() and _is_lost_peer(error):
             _leave(_describe_lost_peer(error, console.doing, workdir), hosts.PEER_LOST)
         if not failures.is_bug(error):
-            # Messages of the two kinds already say what to do.
-            is_open = workdir.is_dir() and not isinstance(error, (ValueError, FloatingPointError))
+            is_open = workdir.is_dir() and not isinstance(error, MESSAGES_WITH_ADVICE)
             then = f". What is saved in {workdir} is kept: the same command resumes from there" if is_open else ""
             _leave(f"{failures.last_line(error)}{then}", failures.exit_code(error))
         if hosts.is_alone():
@@ -119,4 +122,6 @@ def _leave(message: str, code: int) -> NoReturn:
         failures.leave(message, code)
     failures.drop_broken_output()
     print(message, file=sys.stderr, flush=True)
+    if code in (failures.FAILED, failures.MISTAKE):
+        peers.announce(message, code)
     os._exit(code)

@@ -1,13 +1,20 @@
-"""Detects NaN, infinity and updates that destroy the parameters, after every turn and before every save."""
+"""Detects NaN, infinity and updates that destroy the parameters, after every turn and before every save; says what to
+lower where a device's memory is full."""
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from tango_jax.defaults import KEYS
+from tango_jax.rl.less_memory import less_memory
+from tango_jax.rl.policy import Policy
+from tango_jax.runtime.device_memory import names_what_is_full
+from tango_jax.runtime.failures import OutOfMemory, typed_command
 from tango_jax.runtime.trees import BROKEN_VALUES, first_not_finite
+from tango_jax.tracking.run_config import ANY_TIME
 
 # Norm of an update over the norm of the parameters. In healthy training it is near 1e-3. Above 10 nothing learned is
 # left, although the update's own loss and gradient, computed before it, look normal.
@@ -40,16 +47,32 @@ def check_params(states: dict[str, Any]) -> None:
             raise Broken(role, f"found {BROKEN_VALUES} in {role}/params/{broken}")
 
 
+def names_memory(doing: str, phases: Sequence[str], *policies: Policy) -> contextlib.AbstractContextManager:
+    """Where a device's memory is full: raises OutOfMemory, which says what lowers it in these phases."""
+    return names_what_is_full(doing, lambda: _advice_on_memory(
+        dict.fromkeys(change for policy in policies for phase in phases for change in less_memory(policy, phase))))
+
+
+def _advice_on_memory(changes: Iterable[str]) -> str:
+    here = [change for change in changes if KEYS[change.partition("=")[0]].change in ANY_TIME]
+    there = [change for change in changes if change not in here]
+    parts = [f"{place}: {'; or '.join(own)}" for place, own in (
+        ("Resume this run with", here), ("Start a new --workdir with", there)) if own]
+    return f"{'. '.join(parts) or 'Use more devices'}. `{typed_command('plan')}` shows what each phase needs"
+
+
 @contextlib.contextmanager
 def explained(
     doing: str, config: ConfigDict, workdir: Any, newest_fn: Callable[[], int | None]
 ) -> Iterator[None]:
-    """Turns a `Broken` into a FloatingPointError with advice. `doing`: the message's subject; `newest_fn`: turn of
-    the newest checkpoint."""
+    """Turns a `Broken` into a FloatingPointError with advice. `doing`: the message's subject, also of an OutOfMemory;
+    `newest_fn`: turn of the newest checkpoint."""
     try:
         yield
     except Broken as error:
         raise FloatingPointError(f"{doing} {error}. {_advice(config, error.role, workdir, newest_fn())}") from error
+    except OutOfMemory as error:
+        raise OutOfMemory(f"{doing}: {error}") from error
 
 
 def _advice(config: ConfigDict, role: str, workdir: Any, newest: int | None) -> str:

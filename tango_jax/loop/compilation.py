@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
+from tango_jax.loop.breakdown import names_memory
 from tango_jax.loop.turn import RunContext
 from tango_jax.method.rehearsal import Rehearsal, Trained
 from tango_jax.models.lora import split
@@ -24,7 +25,8 @@ def compile_run(context: RunContext, start: dict, progress: Stage, preemption: h
     for role, policy in context.policies.items():
         phase = f"sampler and update of the {role}" if role in rehearsals else f"sampler of the {role}"
         progress.begin(phase)
-        with CompileAhead() as ahead:
+        # A compiler refuses a program that is larger than the memory.
+        with names_memory(f"compiling for the {role}", ["sample", "update"], policy), CompileAhead() as ahead:
             for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt) if role in rehearsals else ():
                 _compile_update(ahead, policy, bucket, rehearsals[role])
             weights = policy.sampler.layout(start[role])

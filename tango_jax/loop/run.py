@@ -4,6 +4,7 @@ If interrupted at any moment, the same call resumes where it stopped, bit for bi
 """
 
 import dataclasses
+import functools
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.grading import check_grader
-from tango_jax.loop.breakdown import check_metrics
+from tango_jax.loop.breakdown import check_metrics, names_memory
 from tango_jax.loop.compilation import compile_run, compile_transfers
 from tango_jax.loop.describe import describe_results, describe_run, describe_turn
 from tango_jax.loop.init_from import check_init_from
@@ -92,19 +93,23 @@ def run_stages(
     check_log(workdir, newest, config.checkpoint.every)
 
     # Stage 1.
-    start_params = run_stage_one(policies, config, task, workdir, console, preemption, provenance)
+    is_set_up = functools.partial(names_memory, "setting up the policies", ["init"], *policies.values())
+    with is_set_up():
+        start_params = run_stage_one(policies, config, task, workdir, console, preemption, provenance)
     fingerprints = fingerprints_of(policies, start_params, task)
     check_start(newest, fingerprints, config)
 
-    references = references_of(policies, start_params, config)
+    with is_set_up():
+        references = references_of(policies, start_params, config)
     context = RunContext(config, task, policies, references, PhaseTimer(), method)
     with console.stage("Compiling", total=len(ROLES)) as progress:
         compile_run(context, start_params, progress, preemption)
     return_freed_memory()
-    start = start_or_resume(policies, start_params, newest, fingerprints, checkpointer, config)
+    with is_set_up():
+        start = start_or_resume(policies, start_params, newest, fingerprints, checkpointer, config)
+        compile_transfers(context, start.states)
     if start.memory.turn:
         console.log(f"resumed after turn {start.memory.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
-    compile_transfers(context, start.states)
     compiles.mark_warm()
 
     # Stage 2.

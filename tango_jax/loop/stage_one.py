@@ -15,6 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
+from tango_jax.loop.breakdown import names_memory
 from tango_jax.loop.imitation import heldout_batch, sft_batch, sft_pairs
 from tango_jax.loop.init_from import check_stage_one, passes_gate, sft_directory, what_it_lacks
 from tango_jax.models.lora import is_adapter_tree, split
@@ -207,6 +208,7 @@ def run_sft(
             console.stage(title, total=sft.steps, done=done.step) as bar,
             preemption.held(),
             checkpointer,
+            names_memory(f"stage 1 of the {policy.role}", ["sft"], policy),
         ):
             state, done = _make_updates(run, state, base or {}, heldout, done, writer, bar, preemption)
     if done.left_out:

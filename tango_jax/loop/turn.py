@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.grading import FAILURES, GradeReport
-from tango_jax.loop.breakdown import Broken
+from tango_jax.loop.breakdown import Broken, names_memory
 from tango_jax.loop.gather import gather
 from tango_jax.method.lesson import advantages_of, digest_of
 from tango_jax.method.load import Method
@@ -91,8 +91,9 @@ class PolicyWork:
         other = responses.replace(prompts=prompts)
         # Token indices are packed in the field of the advantages, and undo the packing below.
         place_BT = np.arange(1, 1 + is_action_BT.size, dtype=np.float32).reshape(is_action_BT.shape)
-        weights, parts = self.context.references[responses.role](), []
-        with self.context.timer("update"):  # as all scores
+        parts, doing = [], f"scoring with the {policy.role}'s reference"
+        with self.context.timer("update"), names_memory(doing, ["score"], policy):  # as all scores
+            weights = self.context.references[responses.role]()
             for number in range(policy.config.loss.minibatches):
                 batch = pack_minibatch(policy.config, policy.placement, number, other, place_BT, is_action_BT)
                 scored = _own_shards(policy.score(weights, batch))
@@ -182,17 +183,20 @@ def _show_ended(show_fn: Callable[[str], None], prompt: Prompt, total: int) -> C
 
 
 def _sample(context: RunContext, policy: Policy, weights: Any, request: SampleRequest) -> Rollout:
-    with context.timer("reshard"):  # concerns every process, also one without a prompt
+    whose = f"the {policy.role}"
+    # Concerns every process, also one without a prompt.
+    with context.timer("reshard"), names_memory(f"the layout of {whose}'s weights", ["reshard"], policy):
         laid_out = jax.block_until_ready(policy.sampler.layout(weights))
     rollout, mistake = Rollout((), (), np.zeros(0, bool), 0, 0), ""
     if request.prompts:
         try:
-            rollout = policy.sampler.sample(laid_out, request)
+            with names_memory(f"sampling from {whose}", ["sample"], policy):
+                rollout = policy.sampler.sample(laid_out, request)
         except FloatingPointError as error:
             mistake = str(error)
     mistake = next(filter(None, hosts.join_parts([mistake])), "")
     if mistake:
-        raise Broken(policy.role, f"cannot sample from the {policy.role}: {mistake}")
+        raise Broken(policy.role, f"cannot sample from {whose}: {mistake}")
     return rollout
 
 
@@ -204,11 +208,12 @@ def update_policy(
     is_action_BT = action_mask(policy.config, learner.rollout)
     context.show_fn(f"update of the {learner.role}")
     has_moved = int(state.step) > 0  # away from its reference
-    with context.timer("update"):
+    with context.timer("update"), names_memory(f"the update of the {policy.role}", ["update"], policy):
         batches = []
         for number in range(policy.config.loss.minibatches):
             batch = pack_minibatch(policy.config, policy.placement, number, learner, adv_BT, is_action_BT)
-            batches.append(policy.with_scores(batch, state.weights, context.references.get(policy.role)))
+            with names_memory(f"scoring for the update of the {policy.role}", ["score"], policy):
+                batches.append(policy.with_scores(batch, state.weights, context.references.get(policy.role)))
         state, updates = policy.updated(state, batches)
         metrics = over_updates(jax.device_get(updates), policy.config.loss.epochs)
     if has_moved:

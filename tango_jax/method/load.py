@@ -22,6 +22,7 @@ from tango_jax.rl.loss_term import load_loss_term
 from tango_jax.rl.own_reward import OwnReward, load_own_rewards
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import Mistakes, require
+from tango_jax.runtime.failures import OutOfMemory
 from tango_jax.runtime.user_code import UserFunction
 from tango_jax.tasks.own_grader import check_goes_by_answer
 from tango_jax.tasks.registry import LOOKED_AT, example_problem, teaches_further_prompts
@@ -29,7 +30,7 @@ from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import OWN, PROMPTS, SECOND_JUDGEMENT, SECOND_TRY, Prompt
 
 # Errors of sampling, not of the function that called it.
-NOT_OF_THE_TURN = (FloatingPointError, jax.errors.JaxRuntimeError, hosts.Preempted)
+NOT_OF_THE_TURN = (FloatingPointError, jax.errors.JaxRuntimeError, OutOfMemory, hosts.Preempted)
 
 
 class Method(NamedTuple):

@@ -41,6 +41,16 @@ XLA_CODES = ("UNKNOWN:", "INTERNAL:", "UNAVAILABLE:", "ABORTED:", "CANCELLED:", 
 _MAX_LENGTH = 400  # of a library's message, in characters
 
 
+class OutOfMemory(RuntimeError):
+    """A device's memory is full; the message names the phase and what to lower."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether XLA could not get memory of a device, and nothing has explained it yet."""
+    return isinstance(error, (RuntimeError, ValueError)) and "RESOURCE_EXHAUSTED" in str(error) and not isinstance(
+        error, OutOfMemory)
+
+
 def typed_command(command: str) -> str:
     is_script = os.path.basename((sys.argv or [""])[0]).startswith("tango-")
     return f"tango-{command}" if is_script else f"python -m tango_jax.{command}"
@@ -56,10 +66,10 @@ def describe(error: Exception) -> str:
         advice = _ADVICE.get(error.errno)
         return _line(f"{place}{error.strerror}{f' ({advice})' if advice else ''}")
     if isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED"):
-        return (f"{_line(str(error)) or 'out of memory'} (in {_place(error)}); `{typed_command('plan')}` shows how "
+        return (f"{first_line(error) or 'out of memory'} (in {_place(error)}); `{typed_command('plan')}` shows how "
                 "much memory a run needs; it depends on row_buckets, cache_tokens, rows_per_micro_batch and lengths")
-    if isinstance(error, RuntimeError):
-        return f"{_line(str(error)) or type(error).__name__} (in {_place(error)})"
+    if isinstance(error, RuntimeError) and not isinstance(error, OutOfMemory):
+        return f"{first_line(error) or type(error).__name__} (in {_place(error)})"
     return " ".join(str(error).splitlines())
 
 
@@ -114,6 +124,10 @@ def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(package)] or frames
     return f"{Path(own[-1].filename).name}, {own[-1].name}" if own else "this program"
+
+
+def first_line(error: BaseException) -> str:
+    return _line(str(error))
 
 
 def _line(text: str) -> str:

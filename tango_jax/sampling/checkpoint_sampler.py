@@ -8,6 +8,7 @@ import numpy as np
 
 from tango_jax.config import default_config
 from tango_jax.records import Rollout
+from tango_jax.runtime.device_memory import names_what_is_full
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.sampler import Sampler, SampleRequest, make_sampler
 from tango_jax.sharding.layouts import param_shardings
@@ -58,7 +59,13 @@ class CheckpointSampler:
         shardings = None
         if self.placement is not None:
             shardings = param_shardings(self.placement.train, abstract_params(self.source.model_config))
-        return dataclasses.replace(self, weights=self.sampler.layout(self.source.load_params(shardings)))
+        doing = f"reading the weights of {self.source.name}"
+        with names_what_is_full(doing, lambda: "A model that is no run needs half with --dtype=bfloat16"):
+            return dataclasses.replace(self, weights=self.sampler.layout(self.source.load_params(shardings)))
+
+    def _advice_on_memory(self) -> str:
+        fewer = f"--rows={self.rows // 2}, or " if self.rows > 1 else ""
+        return f"Try {fewer}fewer tokens of a response or a prompt"
 
     def sample(
         self,
@@ -77,7 +84,8 @@ class CheckpointSampler:
                 prompts, chosen_PM.shape[1], key_data, temperature, top_p, row_numbers=chosen_PM.reshape(-1)
             )
             try:
-                rounds.append((chosen_PM.shape[1], self.sampler.sample(self.weights, request)))
+                with names_what_is_full(f"sampling from {self.source.name}", self._advice_on_memory):
+                    rounds.append((chosen_PM.shape[1], self.sampler.sample(self.weights, request)))
             except FloatingPointError as error:
                 raise FloatingPointError(f"cannot sample from {self.source.name}: {error}") from error
         # Each response's round and row, prompt by prompt.

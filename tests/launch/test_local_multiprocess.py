@@ -69,6 +69,21 @@ def test_a_mistake_ends_all_with_its_code(tmp_path):
     assert starts(tmp_path) == ["start_0_0", "start_1_0"]
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_full_device_ends_all_with_what_it_says(tmp_path, failing):
+    """Also a process that waits inside XLA, before the launcher would kill it."""
+    (tmp_path / f"do_{failing}_0").write_text("memory")
+    (tmp_path / f"do_{1 - failing}_0").write_text("stuck")
+    done = run([*launcher(tmp_path), *JAX_PROGRAM, tmp_path])
+    assert done.returncode == 1 and "Not restarted" in done.stderr, done.stderr
+    for process in (0, 1):
+        assert f"process {process} ended with exit code 1" in done.stderr
+        written = done.stderr if process == 0 else (tmp_path / "process_1.log").read_text()
+        assert "error: sampling from the generator ran out of device memory" in written
+    stuck = (tmp_path / "process_1.log").read_text() if failing == 0 else done.stderr
+    assert f"ran out of device memory (in process {failing} of 2)" in stuck
+
+
 def test_a_bug_in_one_process_ends_all_at_once(tmp_path):
     """Left to itself, jax would wait five minutes for the other one, and then look like a process that lost it."""
     (tmp_path / "do_0_0").write_text("wait")

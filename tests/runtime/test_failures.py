@@ -60,6 +60,13 @@ def test_errors_of_libraries_and_users_are_one_line(error, part, tmp_path, monke
         assert "python -m tango_jax.plan" in message
 
 
+def test_a_full_device_that_was_explained_is_said_as_it_is(tmp_path, monkeypatch):
+    message = "turn 5: sampling ran out of device memory: RESOURCE_EXHAUSTED: 9 bytes. Resume this run with: less=1"
+    error = failures.OutOfMemory(message)
+    assert not failures.is_out_of_memory(error) and failures.exit_code(error) == failures.FAILED
+    assert end_of(error, tmp_path, monkeypatch) == f"error: {message}"
+
+
 @pytest.mark.parametrize("kind", [AssertionError, AttributeError, TypeError, IndexError, NotImplementedError,
                                   RecursionError])
 def test_a_mistake_of_the_program_keeps_its_traceback(kind, tmp_path, monkeypatch, capsys):

@@ -3,14 +3,16 @@
     python -m tests.support.launched_program FOLDER
 
 Every start of process P writes FOLDER/start_<P>_<n>.json (n = 0, 1, ...), and then does what FOLDER/do_<P>_<n> says:
-`kill` (SIGKILL to itself), `bug` (an exception that nobody expects) or `wait` (exchange values with the others until
-one gets SIGTERM). Without that file it is done.
+`kill` (SIGKILL to itself), `bug` (an exception that nobody expects), `memory` (a device's memory is full), `stuck` (in
+a call that no signal and no exception ends) or `wait` (exchange values with the others until one gets SIGTERM). Without
+that file it is done.
 """
 
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tango_jax.cli import session as runtime
 from tango_jax.config import default_config
 from tango_jax.runtime import hosts
+from tango_jax.runtime.failures import OutOfMemory
 from tango_jax.runtime.lock import locked
 
 
@@ -56,6 +59,11 @@ def act(folder: Path, start: int, preemption: hosts.Preemption) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if action == "bug":
         raise TypeError("nobody expected this")
+    if action == "memory":
+        raise OutOfMemory("sampling from the generator ran out of device memory")
+    if action == "stuck":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        threading.Event().wait()
     while action == "wait":
         if preemption.is_due():
             raise hosts.Preempted
