@@ -27,12 +27,12 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-import tensorstore as ts
 
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import sync_directory, write_atomically
+from tango_jax.runtime.stored_arrays import DATA_FILE_BYTES, STATE, VALUES, files_with, read_stored
 from tango_jax.runtime.trees import array_table, flatten_names
-from tango_jax.runtime.unread import Unread, read_array
+from tango_jax.runtime.unread import Unread
 
 log = logging.getLogger(__name__)
 
@@ -158,8 +158,8 @@ class Checkpointer:
     def _write(self, step: int, state: Any, record: dict, copied: threading.Event) -> None:
         saving, is_committed = self._directory / f"{step}{SAVING}", False
         try:
-            args = ocp.args.Composite(
-                state=ocp.args.PyTreeSave(flatten_names(state)), record=ocp.args.JsonSave(record))
+            arrays = ocp.args.PyTreeSave(flatten_names(state), ocdbt_target_data_file_size=DATA_FILE_BYTES)
+            args = ocp.args.Composite(state=arrays, record=ocp.args.JsonSave(record))
             with _quiet_orbax():
                 self._orbax.save(saving, force=True, args=args)  # all processes meet on their devices here
                 copied.set()
@@ -304,28 +304,19 @@ def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[st
 
 
 def open_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> Restored:
-    """As `read_state`, but the arrays are `Unread`: each is read alone, and nothing of other branches."""
+    """As `read_state`, but the arrays are `Unread`: each is read alone. Files without arrays of `part` are not
+    verified."""
     directory = Path(directory).absolute()
-    path = directory / str(step := _existing_step(directory))
+    path = directory / str(step := _existing_step(directory, part))
     record = _read_record(_make_orbax(), path)
     prefix = _saved_arrays(path, record, abstract_state, part)
-    leaves = [Unread(leaf.shape, leaf.dtype, functools.partial(_read_array, path / "state", prefix + name, leaf))
+    leaves = [Unread(leaf.shape, leaf.dtype, functools.partial(read_stored, path, prefix + name, leaf))
               for name, leaf in flatten_names(abstract_state).items()]
     return Restored(step, jax.tree.unflatten(jax.tree.structure(abstract_state), leaves), record["meta"])
 
 
-def _read_array(folder: Path, name: str, leaf: Any) -> jax.Array:
-    """One array as Orbax stored it: from an OCDBT database, in zarr's format."""
-    database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}, "path": f"{name}/"}
-    # A chunk may be the whole array: read in parts, it is decoded once.
-    pool = {"total_bytes_limit": leaf.size * leaf.dtype.itemsize}
-    stored = ts.open({"driver": "zarr", "kvstore": database}, open=True, read=True,
-                     context=ts.Context({"cache_pool": pool})).result()
-    return read_array(leaf, getattr(leaf, "sharding", None), lambda index: stored[index].read().result())
-
-
-def _existing_step(directory: Path) -> int:
-    step = _choose_step(directory)
+def _existing_step(directory: Path, part: tuple[str, ...] = ()) -> int:
+    step = _choose_step(directory, part=part)
     if step == NO_STEP:
         raise CheckpointError(f"{directory} holds no complete checkpoint; give the directory whose folders are named "
                               "by step numbers")
@@ -362,13 +353,17 @@ def _load(orbax: ocp.AsyncCheckpointer, directory: Path, step: int, abstract_sta
 
 
 def _saved_arrays(path: Path, record: dict, abstract_state: Any, part: tuple[str, ...]) -> str:
-    prefix = "".join(f"{name}/" for name in part)
+    prefix = _prefix(part)
     saved = {name.removeprefix(prefix): array for name, array in record["arrays"].items() if name.startswith(prefix)}
     if not saved:
         roots = sorted({name.split("/")[0] for name in record["arrays"]})
         raise CheckpointError(f"checkpoint {path} has no part {prefix!r}; its top-level names are {', '.join(roots)}")
     _check_same_arrays(path, saved, array_table(abstract_state))
     return prefix
+
+
+def _prefix(part: tuple[str, ...]) -> str:
+    return "".join(f"{name}/" for name in part)
 
 
 def _read_record(orbax: ocp.AsyncCheckpointer, path: Path) -> dict:
@@ -391,8 +386,8 @@ def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]
                           "another directory")
 
 
-def _choose_step(directory: Path, below: str = "") -> int:
-    step = hosts.from_first(newest_verified(directory, below) if hosts.is_first() else NO_STEP)
+def _choose_step(directory: Path, below: str = "", part: tuple[str, ...] = ()) -> int:
+    step = hosts.from_first(newest_verified(directory, below, part) if hosts.is_first() else NO_STEP)
     if step == ALL_DAMAGED:
         raise CheckpointError(f"every checkpoint in {directory} is damaged (the log names the files); restore the "
                               "directory from a copy, or move it away to start afresh")
@@ -427,8 +422,9 @@ def seal(folder: Path, step: int, digests: dict[str, str]) -> None:
     write_atomically(folder / MANIFEST, _manifest_text(digests | {SEAL: _sha256(folder / SEAL)}))
 
 
-def find_damage(folder: Path, below: str = "") -> str | None:
-    """The first difference from manifest and seal, or None. `below`: only files with this prefix are hashed."""
+def find_damage(folder: Path, below: str = "", part: tuple[str, ...] = ()) -> str | None:
+    """The first difference from manifest and seal, or None. `below`: only files with this prefix are hashed; `part`:
+    only those with arrays of this branch."""
     try:
         expected = _read_manifest(folder)
     except (OSError, ValueError) as error:
@@ -437,19 +433,30 @@ def find_damage(folder: Path, below: str = "") -> str | None:
         return f"{extra[0]} is not in {MANIFEST}"
     if SEAL not in expected:
         return f"{SEAL} is missing"
-    with ThreadPoolExecutor(HASH_THREADS) as pool:
-        names = [name for name in sorted(expected) if name.startswith((below, SEAL))]
-        clauses = pool.map(lambda name: _file_damage(folder, name, expected[name]), names)
-        damage = next((clause for clause in clauses if clause is not None), None)
+    names = [name for name in sorted(expected) if name.startswith((below, SEAL))]
+    values = [name for name in names if part and VALUES.match(name)]
+    damage = _first_damage(folder, [name for name in names if name not in set(values)], expected)
+    if damage is None and values:
+        try:  # these are intact
+            needed = files_with(folder, _prefix(part))
+        except ValueError as error:
+            return f"{STATE} cannot be read ({' '.join(str(error).split())})"
+        damage = _first_damage(folder, [name for name in values if needed is None or name in needed], expected)
     return damage or _seal_damage(folder, len(expected))
 
 
-def newest_verified(directory: Path, below: str = "") -> int:
-    """The newest intact step, NO_STEP or ALL_DAMAGED. `below`: see `find_damage`."""
+def _first_damage(folder: Path, names: list[str], expected: dict[str, str]) -> str | None:
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        clauses = pool.map(lambda name: _file_damage(folder, name, expected[name]), names)
+        return next((clause for clause in clauses if clause is not None), None)
+
+
+def newest_verified(directory: Path, below: str = "", part: tuple[str, ...] = ()) -> int:
+    """The newest intact step, NO_STEP or ALL_DAMAGED. `below` and `part`: see `find_damage`."""
     steps = complete_steps(directory)
     for position in reversed(range(len(steps))):
         path = directory / str(steps[position])
-        damage = find_damage(path, below)
+        damage = find_damage(path, below, part)
         if damage is None:
             return steps[position]
         then = f"falling back to step {steps[position - 1]}" if position else "no earlier step is left"

@@ -1,0 +1,43 @@
+"""Arrays of a checkpoint as Orbax stores them: in zarr's format, in an OCDBT database, which tensorstore reads."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import tensorstore as ts
+
+from tango_jax.runtime.unread import read_array
+
+STATE = "state"  # folder of the database
+VALUES = re.compile(rf"{STATE}/ocdbt\.process_\d+/d/")  # files with values, as each process wrote them
+# Of a file with values. Large models have many, each with few arrays, so that reading some needs few files verified.
+DATA_FILE_BYTES = 2**28
+
+
+def read_stored(step_folder: Path, name: str, leaf: Any) -> jax.Array:
+    """One array, with the sharding of `leaf` if it has one."""
+    database = {"driver": "ocdbt", "base": _base(step_folder), "path": f"{name}/"}
+    # A chunk may be the whole array: read in parts, it is decoded once.
+    pool = {"total_bytes_limit": leaf.size * leaf.dtype.itemsize}
+    stored = ts.open({"driver": "zarr", "kvstore": database}, open=True, read=True,
+                     context=ts.Context({"cache_pool": pool})).result()
+    return read_array(leaf, getattr(leaf, "sharding", None), lambda index: stored[index].read().result())
+
+
+def files_with(step_folder: Path, prefix: str) -> set[str] | None:
+    """The files, relative to the folder, with values of the arrays whose names have this prefix; None: any may have.
+    ValueError: the database is damaged."""
+    base = ts.KvStore.open(_base(step_folder)).result()
+    newest = ts.ocdbt.dump(base).result()["versions"][-1]
+    if newest["root_height"]:  # above 100 MB, names are in a tree of nodes
+        return None
+    entries = ts.ocdbt.dump(base, newest["root"]["location"]).result()["entries"]
+    places = [entry["indirect_value"] for entry in entries
+              if "indirect_value" in entry and entry["key"].decode().startswith(prefix)]
+    # "value:ocdbt.process_0/:d/FILE:OFFSET:LENGTH"
+    return {f"{STATE}/{''.join(place.split(':')[1:3])}" for place in places}
+
+
+def _base(step_folder: Path) -> dict:
+    return {"driver": "file", "path": f"{step_folder / STATE}/"}
