@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import tensorstore as ts
 
 from tango_jax.runtime.unread import read_array
@@ -15,14 +16,15 @@ VALUES = re.compile(rf"{STATE}/ocdbt\.process_\d+/d/")  # files with values, as 
 DATA_FILE_BYTES = 2**28
 
 
-def read_stored(step_folder: Path, name: str, leaf: Any) -> jax.Array:
-    """One array, with the sharding of `leaf` if it has one."""
+def read_stored(step_folder: Path, name: str, leaf: Any) -> jax.Array | np.ndarray:
+    """One array, with the sharding of `leaf` if it has one, else in host memory."""
     database = {"driver": "ocdbt", "base": _base(step_folder), "path": f"{name}/"}
-    # A chunk may be the whole array: read in parts, it is decoded once.
-    pool = {"total_bytes_limit": leaf.size * leaf.dtype.itemsize}
+    sharding = getattr(leaf, "sharding", None)
+    # A chunk may be the whole array. Read in parts, it is kept, and so decoded once.
+    kept = leaf.size * leaf.dtype.itemsize if sharding is not None else 0
     stored = ts.open({"driver": "zarr", "kvstore": database}, open=True, read=True,
-                     context=ts.Context({"cache_pool": pool})).result()
-    return read_array(leaf, getattr(leaf, "sharding", None), lambda index: stored[index].read().result())
+                     context=ts.Context({"cache_pool": {"total_bytes_limit": kept}})).result()
+    return read_array(leaf, sharding, lambda index: stored[index].read().result())
 
 
 def files_with(step_folder: Path, prefix: str) -> set[str] | None:

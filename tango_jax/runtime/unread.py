@@ -10,24 +10,30 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Unread:
-    """A leaf of a tree. `load` reads it, each time again."""
+    """A leaf of a tree. `load` reads it, each time again, onto devices only if they share it: `jax.device_put` keeps
+    its argument in memory until the next call."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    load: Callable[[], jax.Array]
+    load: Callable[[], jax.Array | np.ndarray]
 
 
 def load_all(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf.load(), tree)
+    """As arrays on devices, on the default one without being committed to it: for others jitted functions recompile."""
+    return jax.tree.map(lambda leaf: _on_device(leaf.load()), tree)
 
 
-def read_array(leaf: Any, sharding: jax.sharding.Sharding | None, read_fn: Callable[[tuple], np.ndarray]) -> jax.Array:
-    """An array of the parts that `read_fn(slices with start and stop)` returns, each read once.
+def _on_device(array: jax.Array | np.ndarray) -> jax.Array:
+    return array if isinstance(array, jax.Array) else jax.device_put(array)
 
-    Without a sharding it is not committed to a device: jitted functions recompile for arrays that are.
-    """
+
+def read_array(
+    leaf: Any, sharding: jax.sharding.Sharding | None, read_fn: Callable[[tuple], np.ndarray]
+) -> jax.Array | np.ndarray:
+    """An array of the parts that `read_fn(slices with start and stop)` returns, each read once; without a sharding,
+    the whole in host memory."""
     if sharding is None:
-        return jax.device_put(read_fn(_bounds((slice(None),) * len(leaf.shape), leaf.shape)))
+        return read_fn(_bounds((slice(None),) * len(leaf.shape), leaf.shape))
     parts = {}
 
     def part(index: tuple[slice, ...]) -> np.ndarray:

@@ -100,7 +100,7 @@ def open_gguf_params(path: str | Path | GgufFile, config: ModelConfig, shardings
     _check_tensors(file, config)
     tensors, sizes, is_interleaved = file.tensors, hf_layout.axis_sizes(config), _architecture(file) == "llama"
 
-    def load_leaf(path: str, leaf: jax.ShapeDtypeStruct, sharding) -> jax.Array:
+    def load_leaf(path: str, leaf: jax.ShapeDtypeStruct, sharding) -> jax.Array | np.ndarray:
         values, layout = np.empty(leaf.shape, leaf.dtype), hf_layout.layout_of(config, path)
         whole = tuple(slice(0, sizes[axis]) for axis in layout.axes)
         for layer in range(leaf.shape[0]) if layout.stacked else [None]:

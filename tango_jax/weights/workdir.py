@@ -93,7 +93,7 @@ def merged(model: ModelConfig, start: dict, adapters: dict, shardings: dict | No
         own = {key: adapters[key] for key in (name + LORA_A, name + LORA_B) if key in adapters}
 
         def load():
-            weights = with_base(freeze(model, _alone(path, leaf.load())), {"layers": load_all(own)})
+            weights = with_base(freeze(model, _alone(path, load_all(leaf))), {"layers": load_all(own)})
             tree = merge(model, weights)
             array = tree["layers"][name] if len(path) > 1 else tree[name]
             return array if sharding is None else jax.device_put(array, sharding)
