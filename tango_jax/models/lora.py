@@ -82,7 +82,7 @@ def is_adapter_tree(params: dict) -> bool:
 
 
 def merge(config: Any, weights: dict) -> dict:
-    """Parameters without adapters, float32: W + (alpha / r) A B. `weights` may lack leaves."""
+    """Parameters without adapters, float32: W + (alpha / r) A B. `weights` may lack leaves and layers."""
     own, scale = weights["layers"], config.lora.alpha / config.lora.rank
     layers = {name: leaf.astype(jnp.float32) for name, leaf in own.items()
               if not name.endswith(("_scale", LORA_A, LORA_B))}
@@ -91,8 +91,7 @@ def merge(config: Any, weights: dict) -> dict:
             layers[name] *= jnp.expand_dims(own[f"{name}_scale"], _inputs_of(name))
     for name in filter(layers.__contains__, config.lora.names):
         wide, narrow = (own[name + part] for part in (LORA_A, LORA_B))
-        wide = wide.reshape(config.num_layers, -1, config.lora.rank)
-        narrow = narrow.reshape(config.num_layers, config.lora.rank, -1)
+        wide, narrow = wide.reshape(len(wide), -1, config.lora.rank), narrow.reshape(len(narrow), config.lora.rank, -1)
         delta = jnp.matmul(wide, narrow, precision=jax.lax.Precision.HIGHEST)
         layers[name] += scale * delta.reshape(layers[name].shape)
     return {**{name: leaf.astype(jnp.float32) for name, leaf in weights.items() if name != "layers"}, "layers": layers}

@@ -89,24 +89,30 @@ def merged(model: ModelConfig, start: dict, adapters: dict, shardings: dict | No
     """`Unread` parameters with `Unread` adapters merged into them, one at a time."""
 
     def open_leaf(path: tuple, leaf: Unread, sharding=None) -> Unread:
-        *_, name = (key.key for key in path)
+        name, is_stacked = path[-1].key, len(path) > 1
         own = {key: adapters[key] for key in (name + LORA_A, name + LORA_B) if key in adapters}
 
+        def merge_alone(array, parts: dict) -> jax.Array:
+            tree = {"layers": {name: array}} if is_stacked else {name: array, "layers": {}}
+            merged_tree = merge(model, with_base(freeze(model, tree), {"layers": parts}))
+            return merged_tree["layers"][name] if is_stacked else merged_tree[name]
+
         def load():
-            weights = with_base(freeze(model, _alone(path, load_all(leaf))), {"layers": load_all(own)})
-            tree = merge(model, weights)
-            array = tree["layers"][name] if len(path) > 1 else tree[name]
-            return array if sharding is None else jax.device_put(array, sharding)
+            if sharding is not None:
+                return jax.device_put(merge_alone(leaf.load(), load_all(own)), sharding)
+            if not is_stacked:
+                return merge_alone(leaf.load(), {})
+            # One layer at a time: merging holds several copies.
+            array, out = leaf.load(), np.empty(leaf.shape, np.float32)
+            parts = {key: part.load() for key, part in own.items()}
+            for i in range(len(out)):
+                one = {key: part[i : i + 1] for key, part in parts.items()}
+                out[i : i + 1] = merge_alone(*jax.device_put((array[i : i + 1], one)))
+            return out
 
         return Unread(leaf.shape, np.dtype("float32"), load)
 
     return jax.tree_util.tree_map_with_path(open_leaf, start, *([] if shardings is None else [shardings]))
-
-
-def _alone(path: tuple, array: jax.Array) -> dict:
-    """A tree of parameters without all others."""
-    name = path[-1].key
-    return {"layers": {name: array}} if len(path) > 1 else {name: array, "layers": {}}
 
 
 def _check_base(directory: Path, role: str, model: ModelConfig, start: dict) -> None:
