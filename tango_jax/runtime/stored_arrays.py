@@ -12,7 +12,8 @@ from tango_jax.runtime.unread import read_array
 
 STATE = "state"  # folder of the database
 VALUES = re.compile(rf"{STATE}/ocdbt\.process_\d+/d/")  # files with values, as each process wrote them
-# Of a file with values. Large models have many, each with few arrays, so that reading some needs few files verified.
+# Of a file with values, and at most of a chunk of an array: a large model has many, so that reading a part of it needs
+# few verified, and little memory.
 DATA_FILE_BYTES = 2**28
 
 
@@ -20,7 +21,7 @@ def read_stored(step_folder: Path, name: str, leaf: Any) -> jax.Array | np.ndarr
     """One array, with the sharding of `leaf` if it has one, else in host memory."""
     database = {"driver": "ocdbt", "base": _base(step_folder), "path": f"{name}/"}
     sharding = getattr(leaf, "sharding", None)
-    # A chunk may be the whole array. Read in parts, it is kept, and so decoded once.
+    # Read in parts, chunks are kept, and so decoded once.
     kept = leaf.size * leaf.dtype.itemsize if sharding is not None else 0
     stored = ts.open({"driver": "zarr", "kvstore": database}, open=True, read=True,
                      context=ts.Context({"cache_pool": {"total_bytes_limit": kept}})).result()

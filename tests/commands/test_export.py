@@ -2,6 +2,7 @@
 
 import json
 import re
+import weakref
 from pathlib import Path
 
 import jax
@@ -9,12 +10,16 @@ import pytest
 
 from support.hf_loading import assert_equal_trees
 from support.paths import ROOT
-from support.tiny_checkpoints import save_run, save_step, write_tiny_folder, write_tiny_gguf
+from support.tiny_checkpoints import save_run, save_step, tiny_params, write_tiny_folder, write_tiny_gguf
 from tango_jax import export
 from tango_jax.config import default_config
 from tango_jax.method.own_arm import stored_arm
+from tango_jax.models.lora import init_adapters
 from tango_jax.models.transformer import init_params
 from tango_jax.records import Problem
+from tango_jax.runtime import checkpoint
+from tango_jax.runtime.checkpoint import Checkpointer
+from tango_jax.runtime.trees import flatten_names
 from tango_jax.tasks.registry import make_task
 from tango_jax.text.templates import TEMPLATES, VERIFIER_MATH, generator_prompt, templates_digest, verifier_prompt
 from tango_jax.tracking.metrics import MetricsWriter
@@ -136,6 +141,37 @@ def test_a_model_from_scratch_is_exported_with_its_tokenizer(tmp_path):
     assert "stage 1 (SFT)" in (out / "README.md").read_text()
     bfloat16 = open_source(str(export.export(workdir, "generator", tmp_path / "small", "bfloat16")))
     assert_equal_trees(bfloat16.load_params(), jax.tree.map(lambda x: x.astype("bfloat16").astype("float32"), params))
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_one_array_at_a_time_of_one_role_is_held(rank, folder, tmp_path, monkeypatch):
+    """Neither moments nor the other role are read, and what was written is freed before the next is read."""
+    config = default_config()
+    config.generator.checkpoint = config.verifier.checkpoint = str(folder)
+    config.verifier.model.lora.rank = config.generator.model.lora.rank = rank
+    model = start_source(config, "verifier").model_config
+    params = init_adapters(model, jax.random.key(3)) if rank else tiny_params()
+    save_config(config, tmp_path / "run" / "config.json")
+    state = {role: {"params": params, "opt_state": {"mu": params, "nu": params}} for role in ("generator", "verifier")}
+    Checkpointer(tmp_path / "run" / "checkpoints").save(1, state, {})
+    read_fn, names, arrays, alive = checkpoint.read_stored, [], [], []
+
+    def read(step_folder, name, leaf):
+        array = read_fn(step_folder, name, leaf)
+        alive.append(sum(one() is not None for one in arrays))
+        names.append(name)
+        arrays.append(weakref.ref(array))
+        return array
+
+    monkeypatch.setattr(checkpoint, "read_stored", read)
+    out = export.export(tmp_path / "run", "verifier", tmp_path / "out")
+    assert sorted(names) == [f"verifier/params/{name}" for name in sorted(flatten_names(params))]
+    assert max(alive) == (1 if rank else 0)  # both adapters of a matrix are merged together
+    names.clear()
+    open_workdir(tmp_path / "run", "generator").load_params()
+    assert {name.split("/")[1] for name in names} == {"params"} and {name[:10] for name in names} == {"generator/"}
+    expected = open_workdir(tmp_path / "run", "verifier").load_params()
+    assert_equal_trees(open_source(str(out), param_dtype=str(expected["embed"].dtype)).load_params(), expected)
 
 
 def test_mistakes_end_in_one_line(folder, tmp_path, capsys):
