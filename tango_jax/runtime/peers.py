@@ -28,7 +28,7 @@ def announce(line: str, code: int) -> None:
     where = f"(in process {jax.process_index()} of {jax.process_count()})"
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # another one was quicker, or the service is gone
         client.key_value_set(_KEY, json.dumps([f"{line} {where}", code]))
-        time.sleep(2 * LOOK_S)
+    time.sleep(2 * LOOK_S)  # the service may be part of this process
 
 
 @contextlib.contextmanager

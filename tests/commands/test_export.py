@@ -18,7 +18,6 @@ from tango_jax.models.lora import init_adapters
 from tango_jax.models.transformer import init_params
 from tango_jax.records import Problem
 from tango_jax.runtime import checkpoint
-from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.trees import flatten_names
 from tango_jax.tasks.registry import make_task
 from tango_jax.text.templates import TEMPLATES, VERIFIER_MATH, generator_prompt, templates_digest, verifier_prompt
@@ -153,7 +152,7 @@ def test_one_array_at_a_time_of_one_role_is_held(rank, folder, tmp_path, monkeyp
     params = init_adapters(model, jax.random.key(3)) if rank else tiny_params()
     save_config(config, tmp_path / "run" / "config.json")
     state = {role: {"params": params, "opt_state": {"mu": params, "nu": params}} for role in ("generator", "verifier")}
-    Checkpointer(tmp_path / "run" / "checkpoints").save(1, state, {})
+    save_step(tmp_path / "run" / "checkpoints", 1, state, {})
     read_fn, names, arrays, alive = checkpoint.read_stored, [], [], []
 
     def read(step_folder, name, leaf):
