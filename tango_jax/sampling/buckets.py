@@ -10,6 +10,9 @@ from typing import NamedTuple
 REFILL = 16
 # A chunk has at most one prompt for every 4 rows of the batch, and at most 8192 tokens, which keep a device busy.
 CHUNK_SHARE, CHUNK_TOKENS = 4, 8192
+# Slots have a multiple of one of these columns: a TPU kernel reads whole pages, and a GPU loads keys number by number
+# where their columns are odd. Rounding adds at most one column in SLACK.
+UNITS, SLACK = (128, 64, 32, 16, 1), 8
 
 
 class Shape(NamedTuple):
@@ -52,8 +55,13 @@ class SamplerConfig:
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Of the slots of a refilled batch, in proportion to the cache buckets."""
-        return tuple(-(-self.longest * bucket // self.cache_buckets[-1]) for bucket in self.cache_buckets)
+        """Of the slots of a refilled batch, ascending, in proportion to the cache buckets and rounded up."""
+        sizes = (-(-self.longest * bucket // self.cache_buckets[-1]) for bucket in self.cache_buckets)
+        return tuple(dict.fromkeys(map(self._rounded, sizes)))
+
+    def _rounded(self, columns: int) -> int:
+        unit = next(unit for unit in UNITS if self.longest % unit == 0 and (unit * SLACK <= columns or unit == 1))
+        return -(-columns // unit) * unit
 
     @functools.cached_property
     def shapes(self) -> tuple[Shape, ...]:

@@ -229,6 +229,10 @@ def test_rows_within_a_budget():
     config = SamplerConfig((8,), (8, 24), (2, 3, 4, 8), cache_tokens=64)
     assert config.rows_within(16) == (2, 3, 4) and config.rows_within(32) == (2,)
     assert config.shapes == (Shape(4, 11), Shape(2, 32))
+    # In proportion 1366 and 2731, and 193 and 206.
+    assert SamplerConfig((2560,), (512, 1024, 1536), (8,), 32768).columns == (1408, 2816, 4096)
+    assert SamplerConfig((2561,), (512, 1024, 1536), (8,), 32776).columns == (1366, 2732, 4097)
+    assert SamplerConfig((64,), (150, 160, 224), (8,), 2304).columns == (208, 288)
     on_two = config.with_row_multiple(2)
     assert on_two.row_buckets == (2, 4, 8)
     assert on_two.rows_within(16) == (2, 4, 8) and on_two.rows_within(32) == (2, 4)
