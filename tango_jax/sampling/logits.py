@@ -79,7 +79,8 @@ def sample_token(logits_BV: jax.Array, uniform_B: jax.Array, params: SamplingPar
     is_greedy = params.temperature <= 0.0
     scaled_BV = logits_BV / jnp.where(is_greedy, 1.0, params.temperature)
     is_filtered = ~is_greedy & ((params.top_p < 1.0) | (params.top_k > 0))
-    # Behind a condition: sorting the vocabulary takes longest, and by default no filter is on.
+    # Behind a condition: sorting the vocabulary takes longest, and by default no filter is on. Without it XLA for CPUs
+    # rounds log-probs differently.
     scaled_BV = lax.cond(
         is_filtered,
         lambda: jnp.where(keep_mask_BV(scaled_BV, params), scaled_BV, -jnp.inf),
@@ -87,11 +88,9 @@ def sample_token(logits_BV: jax.Array, uniform_B: jax.Array, params: SamplingPar
     )
     top_B1 = jnp.max(scaled_BV, axis=-1, keepdims=True)
     weight_BV = jnp.exp(scaled_BV - top_B1)
-    token_B = lax.cond(
-        is_greedy,
-        lambda: jnp.argmax(scaled_BV, axis=-1).astype(jnp.int32),
-        lambda: inverse_cdf(weight_BV, uniform_B),
-    )
+    # Greedily only the largest logits have weight, and 0 draws the first of them. A condition would make a GPU wait.
+    drawn_BV = jnp.where(is_greedy, (scaled_BV == top_B1).astype(jnp.float32), weight_BV)
+    token_B = inverse_cdf(drawn_BV, jnp.where(is_greedy, 0.0, uniform_B))
     chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], axis=-1)[:, 0]
     logp_B = chosen_B - top_B1[:, 0] - jnp.log(weight_BV.sum(-1))
     return token_B, jnp.where(is_finite_B, logp_B, jnp.nan)

@@ -266,6 +266,15 @@ def test_sample_token_draws_from_the_renormalised_distribution(temperature, top_
     np.testing.assert_allclose(logp_B, np.log(np.maximum(probability, 1e-30))[token_B], atol=2e-6)
 
 
+def test_greedy_takes_the_first_of_the_largest_logits():
+    logits_BV = np.array([[0.5, 2.0, 2.0, 1.0], [-3.0, -9.0, -3.5, -3.0], [7.0, 7.0, 7.0, 7.0]], np.float32)
+    uniform_B = np.array([0.99, 0.5, 0.0], np.float32)
+    for params in (sampling_params(0.0), sampling_params(0.0, 0.3, 1)):
+        token_B, logp_B = sample_fn(logits_BV, uniform_B, params)
+        np.testing.assert_array_equal(token_B, [1, 0, 0])
+        np.testing.assert_allclose(logp_B, jax.nn.log_softmax(logits_BV)[np.arange(3), token_B], rtol=1e-6)
+
+
 @pytest.mark.parametrize("vocab", [1, 5, 64, 70, 200])
 def test_inverse_cdf_draws_every_token_as_often_as_its_weight_says(vocab):
     rng = np.random.default_rng(vocab)
