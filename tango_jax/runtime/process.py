@@ -12,11 +12,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import types
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax._src import compiler
 
 import tango_jax
 from tango_jax.runtime import failures, hosts
@@ -59,8 +61,15 @@ def _libc(function: str) -> ctypes.CDLL | None:
 
 
 def use_compile_cache(name: str) -> str:
-    """Set the persistent compilation cache. Returns a warning if the folder is not writable, else ""."""
+    """Set the persistent compilation cache. Returns a warning if the folder is not writable, else "".
+
+    On GPUs, processes use the entries of process 0 if the folder is shared. Elsewhere each further process has a folder
+    of its own in it, since jax writes without a lock.
+    """
     folder = Path(os.path.expanduser(name))
+    if jax.process_index() > 0 and jax.default_backend() != "gpu":
+        folder /= f"process_{jax.process_index()}"
+        _write_as_the_first_process()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
@@ -72,6 +81,14 @@ def use_compile_cache(name: str) -> str:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     return ""
+
+
+def _write_as_the_first_process() -> None:
+    """jax lets process 0 alone write, but only on GPUs do other processes have its keys: elsewhere they would compile
+    everything at every start. No setting changes that, so the function that writes is told that this is process 0."""
+    state = types.SimpleNamespace(global_state=types.SimpleNamespace(process_id=0))
+    known = compiler._cache_write.__globals__ | {"distributed": state}
+    compiler._cache_write = types.FunctionType(compiler._cache_write.__code__, known)
 
 
 def process_facts() -> dict[str, Any]:
