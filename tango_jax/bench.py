@@ -1,7 +1,7 @@
 """Speed of fixed reference shapes on this machine, and a first check of a device.
 
     python -m tango_jax.bench [--json] [--only=R1,R2] [--runs=5]
-    python -m tango_jax.bench --check [--out=device_check] [--only=parity,quickstart] [--minutes=10]
+    python -m tango_jax.bench --check [--out=device_check] [--only=parity,quickstart] [--minutes=9]
 
 The model has 4.07 M random parameters in float32: 4 layers, D=256, 4 query and 2 key/value heads of 64, F=1024, V=512.
     R1  sample: 64 rows = 8 prompts x 8 samples, prompt 64, 128 new tokens each. New tokens per second.
@@ -12,9 +12,11 @@ The model has 4.07 M random parameters in float32: 4 layers, D=256, 4 query and 
     R5  Tango cycle: 3 generator steps and 1 verifier step at R1's sizes (verifier: prompt 256, response 128). Seconds.
 Figures are medians after warm-up. The machine's rates (float32 matmul, memory read) are printed with them.
 
---check tests a new device without a network: devices and versions; whether attention, sampler, int8 and adapters
-compute in bfloat16 what float32 does; the seconds of a short quickstart. Each step runs in a process; one that fails is
-a line of the table. check.md and check.json in --out are written anew after every row; paste check.md into an issue.
+--check tests a new device without a network, in this order: devices and versions; whether attention, sampler, int8 and
+adapters compute in bfloat16 what float32 does; prefill, decode, score and update of 8 layers of a 7B model, beside the
+plan; a short quickstart; and SmolLM2-135M on last_letter for as many turns as fit, if TANGO_SMOLLM2 names its .gguf
+file. Each step runs in a process; one that fails is a line of the table. check.md and check.json in --out are written
+anew after every row; paste check.md into an issue.
 Exit code 1 if a step failed or a difference is larger than allowed.
 """
 
@@ -66,7 +68,7 @@ NEVER = MODEL.vocab_size + 7  # a stop id that no token has
 ROW_BUCKETS = (2, 3, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64)
 RANGES = {"runs": Range(1, 10_000), "minutes": Range(0.01, 10_000.0)}
 OPTIONS = {"runs": 5}
-CHECK_OPTIONS = {"out": "device_check", "size": "full", "minutes": 10.0}
+CHECK_OPTIONS = {"out": "device_check", "size": "full", "minutes": 9.0}
 BENCHES = ("R1", "R2", "R3", "R4", "R5")
 
 

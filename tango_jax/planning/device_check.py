@@ -26,7 +26,8 @@ from tango_jax.runtime.model_text import on_one_line
 from tango_jax.runtime.termination import PARENT_VARIABLE
 
 TITLES = {"devices": "devices and versions", "parity": "parity of attention, sampler, int8 and adapters",
-          "quickstart": "the quickstart, shortened"}
+          "sizes": "layers of a 7B model, beside the plan", "quickstart": "the quickstart, shortened",
+          "smollm2": "SmolLM2-135M on last_letter"}
 KINDS = tuple(TITLES)  # of steps
 JSON_NAME, MARKDOWN_NAME = "check.json", "check.md"
 WAITING, RUNNING, DONE, ERROR, CUT = "not begun", "running", "done", "failed", "cut off"

@@ -10,6 +10,7 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +21,12 @@ import jax
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.session import configure, configured
 from tango_jax.cli.validation import validate
-from tango_jax.config import default_config
+from tango_jax.config import ROLES, default_config
 from tango_jax.loop.run import run_or_resume
 from tango_jax.models.attention import capability_of
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.device_parity import ParitySizes, comparisons, error_text
+from tango_jax.planning.device_sizes import TimedSizes, timed
 from tango_jax.planning.machines import GIB
 from tango_jax.planning.targets import target_name
 from tango_jax.runtime import hosts
@@ -37,6 +39,9 @@ from tango_jax.tracking.metrics import read_metrics
 
 Emit = Callable[[dict], None]
 
+SMOLLM2 = "TANGO_SMOLLM2"  # names a .gguf file of SmolLM2-135M-Instruct
+POLL_S = 2.0
+
 # Prefixes of packages that bring an accelerator's libraries.
 LIBRARIES = ("jax-cuda", "jax-rocm", "libtpu", "nvidia-cudnn", "nvidia-nccl", "nvidia-cublas", "nvidia-cuda-runtime")
 SETTINGS = ("JAX_PLATFORMS", "JAX_OPTIMIZATION_LEVEL", "XLA_FLAGS", "XLA_PYTHON_CLIENT_MEM_FRACTION",
@@ -45,6 +50,7 @@ SETTINGS = ("JAX_PLATFORMS", "JAX_OPTIMIZATION_LEVEL", "XLA_FLAGS", "XLA_PYTHON_
 
 class CheckSize(NamedTuple):
     parity: ParitySizes
+    timed: TimedSizes
     config: str  # a shipped one
     settings: dict[str, Any]  # that shorten it
 
@@ -59,12 +65,14 @@ SIZES = {
     "full": CheckSize(
         ParitySizes(_small_model(vocab_size=4096, width=512, num_layers=2, head_dim=128, mlp_width=1024), prompts=4,
                     samples=4, prompt=64, new=64, row=300, rank=32),
+        TimedSizes("Qwen/Qwen2.5-7B", layers=8, rows=(64, 256), prompt=512, new=512, trained=16, rank=32),
         "last_letter_mini",
         {"generator.sft.steps": 60, "verifier.sft.steps": 60, "generator.sft.max_heldout_loss": 0.0,
          "verifier.sft.max_heldout_loss": 0.0, "rl.generator_steps": 12, "rl.warmup_steps": 3, "eval.every": 12}),
     "tiny": CheckSize(
         ParitySizes(_small_model(vocab_size=128, width=32, num_layers=1, head_dim=8, mlp_width=64), prompts=2,
                     samples=2, prompt=16, new=8, row=40, rank=4),
+        TimedSizes("HuggingFaceTB/SmolLM2-135M", layers=1, rows=(2, 4), prompt=16, new=8, trained=4, rank=4, vocab=64),
         "tiny",
         {"generator.sft.steps": 2, "verifier.sft.steps": 2, "rl.generator_steps": 1, "rl.warmup_steps": 1,
          "eval.every": 1, "eval.problems": 2, "eval.pool": 2, "generator.row_buckets": (8,),
@@ -96,6 +104,11 @@ def parity(size: CheckSize, emit: Emit) -> None:
         emit(found)
 
 
+def sizes(size: CheckSize, emit: Emit) -> None:
+    for found in timed(size.timed):
+        emit(found)
+
+
 def quickstart(size: CheckSize, emit: Emit) -> None:
     """Median seconds of a turn by phase, of a run in a temporary folder."""
     config, console = load_config(size.config, size.settings), Console(enabled=False)
@@ -111,7 +124,39 @@ def quickstart(size: CheckSize, emit: Emit) -> None:
           "gap": summary["logprob_gap_max"]})
 
 
-STEPS = {step.__name__: step for step in (devices, parity, quickstart)}
+def smollm2(size: CheckSize, emit: Emit) -> None:
+    """`grpo` on last_letter, a row for each turn: the step is cut off when the minutes are over."""
+    file = os.environ.get(SMOLLM2, "")
+    if not file:
+        emit({"left_out": f"{SMOLLM2} names no .gguf file of SmolLM2-135M-Instruct"})
+        return
+    names = {f"{role}.checkpoint": file for role in ROLES}
+    config = load_config("smollm2_last_letter", names | {"arm": "grpo", "verifier.sft.steps": 0})
+    console, is_over = Console(enabled=False), threading.Event()
+    validate(config)
+    with tempfile.TemporaryDirectory() as folder, configured(config, console):
+        workdir = Path(folder) / "run"
+        watcher = threading.Thread(target=_emit_turns, args=(workdir / "metrics.jsonl", is_over, emit), daemon=True)
+        watcher.start()
+        try:
+            run_or_resume(config, workdir, console, preemption=hosts.Preemption(is_watching=False))
+        finally:
+            is_over.set()
+            watcher.join()
+
+
+def _emit_turns(path: Path, is_over: threading.Event, emit: Emit) -> None:
+    told, is_last = 0, False
+    while not is_last:
+        is_last = is_over.wait(POLL_S)
+        lines = [line for line in read_metrics(path) if line["phase"] == "generator"] if path.exists() else []
+        for line in lines[told:]:
+            told += 1
+            emit({"turn": told, "seconds": line["time/turn_s"], "outcome reward": line.get("generator/reward/outcome"),
+                  "gap": line.get("generator/logprob_gap_max")})
+
+
+STEPS = {step.__name__: step for step in (devices, parity, sizes, quickstart, smollm2)}
 
 
 def main(step: str, size: str) -> int:

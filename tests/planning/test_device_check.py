@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from support.processes import wait_for
 from support.xla_settings import on_devices
 from tango_jax import bench
 from tango_jax.models import attention
-from tango_jax.planning import device_check, device_parity
+from tango_jax.planning import device_check, device_parity, device_sizes
 from tango_jax.planning.device_check import KINDS, Step, check_device, exit_code, markdown
 from tango_jax.planning.device_steps import SIZES
 from tango_jax.planning.targets import TARGETS, target_name
@@ -110,7 +111,7 @@ def test_a_killed_check_leaves_what_it_had(tmp_path):
     [row] = report["steps"][0]["rows"]
     os.kill(row["which"], signal.SIGKILL)  # this stand-in does not watch for the end of its parent
     assert report["steps"][0]["status"] == "running"
-    assert {step["status"] for step in report["steps"][1:]} == {"not begun"} and len(report["steps"]) == 3
+    assert {step["status"] for step in report["steps"][1:]} == {"not begun"} and len(report["steps"]) == len(KINDS)
     assert "| the quickstart, shortened | 0 | not begun |" in page.read_text()
 
 
@@ -121,7 +122,8 @@ def test_all_steps_at_their_smallest_sizes(tmp_path):
     done = run(["bash", LAUNCH / "check_device.sh", "--size=tiny", f"--out={tmp_path}"], **quick)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "check.json").read_text())
-    assert [step["kind"] for step in report["steps"]] == ["devices", "parity", "quickstart"]
+    assert [step["kind"] for step in report["steps"]] == [
+        "devices", "parity", "sizes", "quickstart", "smollm2"]
     assert all(step["status"] == "done" and step["rows"] for step in report["steps"])
     facts = {row["what"]: row["which"] for row in report["steps"][0]["rows"]}
     assert facts["platform"] == "cpu" and "hosts" not in facts
@@ -131,7 +133,11 @@ def test_all_steps_at_their_smallest_sizes(tmp_path):
     assert left_out.keys() == {f"attention {kind}" for kind in ("cudnn", "splash")} | {
         f"decode attention {kind}" for kind in ("cudnn", "paged")}
     assert left_out["attention cudnn"].endswith("=cudnn runs on a gpu, and the devices are of platform cpu")
-    assert {"sample", "update"} <= {row["generator's turn"] for row in report["steps"][2]["rows"]}
+    timed = [(row["what"].partition(" ")[0], row["plan"], row["seconds"] > 0) for row in report["steps"][2]["rows"]]
+    names = ("prefill", "decode", "score", "update", "prefill", "decode")
+    assert timed == [(name, None, True) for name in names]  # no plan knows this device
+    assert {"sample", "update"} <= {row["generator's turn"] for row in report["steps"][3]["rows"]}
+    assert report["steps"][4]["rows"] == [{"left_out": "TANGO_SMOLLM2 names no .gguf file of SmolLM2-135M-Instruct"}]
     text = (tmp_path / "check.md").read_text()
     assert text == markdown(report) and "## the quickstart, shortened\n" in text
 
@@ -187,7 +193,7 @@ def test_a_device_is_known_by_its_kind():
     (["--minutes=5"], "--minutes is an option of --check: add --check, or leave --minutes out"),
     (["--check", "--runs=3"], "--runs does not go with --check: leave one of them out"),
     (["--check", "--json"], "leave out --json"),
-    (["--check", "--only=R1"], "--only=R1: choose from devices, parity, quickstart"),
+    (["--check", "--only=R1"], "--only=R1: choose from devices, parity, sizes, quickstart, smollm2"),
     (["--check", "--minutes=0"], "--minutes=0.0 must lie between 0.01 and "),
     (["--check", "--size=huge"], "huge"),
     (["--check", f"--out={LAUNCH / 'check_device.sh'}"], "is a file; name a folder"),
@@ -213,3 +219,25 @@ def test_ctrl_c_leaves_what_was_measured(monkeypatch, tmp_path):
     assert stopped.value.code == 128 + signal.SIGINT
     [step] = json.loads((tmp_path / "check.json").read_text())["steps"]
     assert (step["status"], step["error"]) == ("cut off", "interrupted")
+
+
+def test_a_known_device_is_set_beside_the_plan(monkeypatch):
+    """By hand: the score of 4 x (16 + 9) tokens of this model takes `flops` / (share x 989e12) s on an H100."""
+    sizes = SIZES["tiny"].timed
+    monkeypatch.setattr(device_sizes, "target_name", lambda kind: "h100")
+    monkeypatch.setattr(device_sizes, "sampling_seconds", lambda *arguments: (2.0, 1.0))
+    monkeypatch.setattr(device_sizes, "score_seconds", lambda *arguments: 3.0)
+    monkeypatch.setattr(device_sizes, "update_seconds", lambda *arguments: 4.0)
+    rows = list(device_sizes.timed(sizes))
+    assert [row["seconds"] for row in rows] == [2.0, 1.0, 3.0, 4.0, 2.0, 1.0]
+    model = device_sizes.model_of(sizes, jax.devices()[0])
+    assert (model.num_layers, model.width, model.vocab_size) == (1, 576, 64)
+    assert rows[2]["what"] == "score of 100 tokens; 1 layers"
+    reached = TARGETS["h100"].reached.likely
+    # The layer's matrices and attention, and the head of 36 scored tokens in three bfloat16 products.
+    matrices = 2 * 100 * (576 * 64 * (9 + 2 * 3) + 9 * 64 * 576 + 3 * 576 * 1536)
+    pairs = 4 * 16 * 16 + 4 * (9 * 16 + 9 * 9)
+    flops = matrices + 4 * pairs * 9 * 64 + 3 * 2 * 36 * 576 * 64
+    assert rows[2]["plan"] == pytest.approx(flops / (reached.score * 989e12))
+    assert all(row["of the plan"] == row["seconds"] / row["plan"] for row in rows)
+    assert rows[5]["plan"] > rows[1]["plan"]  # more rows read more
