@@ -256,3 +256,19 @@ def test_qwen2_5_math_has_4096_positions_and_no_room_for_more():
     settings = resolved("qwen2_5_math_7b", overrides=("generator.max_response=2049",)).generator
     with pytest.raises(ValueError, match=r"2048 \+ max_response 2049 = 4097 exceeds the 4096 positions of Qwen/Qwen2"):
         abstract_policy("generator", settings)
+
+
+@pytest.mark.parametrize("variant, arm", [
+    ("", "grpo"), ("1_5b", "grpo"), ("0_5b-tango", "tango"), ("1_5b-tango", "tango")])
+def test_gsm8k_has_the_settings_of_verls_logs(variant, arm):
+    config = resolved("qwen2_5_gsm8k", variant)
+    own, size = config.generator, "1.5B" if variant.startswith("1_5b") else "0.5B"
+    assert (config.arm, own.checkpoint) == (arm, f"Qwen/Qwen2.5-{size}-Instruct")
+    assert (config.rl.prompts_per_step, config.rl.samples_per_prompt, config.rl.generator_steps) == (64, 5, 7473 // 64)
+    assert (own.model.lora.rank, own.model.lora.alpha, own.model.lora.targets) == (32, 32.0, ())
+    assert (own.optimizer.lora_lr, own.optimizer.warmup_steps, own.optimizer.clip_norm) == (3e-5, 0, 1.0)
+    assert (own.loss.kl_coef, own.loss.kl_kind, own.loss.entropy_coef, own.loss.aggregation) == (
+        0.001, "k3", 0.001, "token_mean")
+    assert (own.loss.minibatches, own.loss.epochs, own.loss.clip_low, own.loss.clip_high) == (1, 1, 0.2, 0.2)
+    assert (own.max_prompt, own.max_response, own.temperature) == (512, 1024, 1.0)
+    assert bool(config.verifier.sft.steps) == (arm == "tango")
