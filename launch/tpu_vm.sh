@@ -14,7 +14,7 @@ TPU_VERSION=${TPU_VERSION:-v2-alpha-tpuv5}  # the VM's image: v2-alpha-tpuv5-lit
 TPU_CREATE_FLAGS=${TPU_CREATE_FLAGS---spot} # more options of `tpu-vm create`; set but empty: on demand
 # Run on each worker before each start of the command. If it fails at the first start, the job ends; later it counts as
 # a lost machine, and all start again. --workdir must lie in a folder that all workers share, for checkpoints, and so
-# should the compile cache, which the first one writes: add --config.compile_cache=/mnt/share/xla to the command. An
+# should the compile cache, or a new machine compiles again: add --config.compile_cache=/mnt/share/xla to the command. An
 # image with a Python older than 3.11 needs another one as well. Example, which waits while a new machine still updates
 # itself and holds the lock of its packages:
 #   sudo apt-get install -yq -o DPkg::Lock::Timeout=600 nfs-common python3.11-venv && sudo mkdir -p /mnt/share &&
