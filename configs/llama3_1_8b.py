@@ -10,8 +10,8 @@ Hardware:  the paper used 4 nodes of 8 A100. Mesh and processes are as in qwen2_
            a device:
                python -m tango_jax.plan --config=configs/llama3_1_8b.py --target=a100-80gb:32
            A checkpoint of both roles is 193 GB.
-Time:      predicted, not measured, if the mean response has 0.3 of the maximum length: 13 to 22 hours on 32 A100, or 10
-           to 17 if both roles sample in int8 (`model.sample_cache_dtype`, `model.sample_weight_dtype`).
+Time:      predicted, not measured, if the mean response has 0.3 of the maximum length: 11 to 18 hours on 32 A100, or 8
+           to 13 if both roles sample in int8 (`model.sample_cache_dtype`, `model.sample_weight_dtype`).
 Expected:  not reproduced. The paper's results are in its appendix E. The baseline is --config.arm=grpo, which trains
            the generator alone.
 """

@@ -14,9 +14,9 @@ Hardware:  the paper used 4 nodes of 8 A100. Start one process per node (sbatch 
            launch/slurm.sbatch ...): `row_buckets` count the rows of one process. This prints the memory of a device:
                python -m tango_jax.plan --config=configs/qwen2_5_math_7b.py --target=a100-80gb:32
            or with --target=tpu-v5p:32. A checkpoint of both roles is 183 GB.
-Time:      predicted, not measured, if the mean response has 0.3 of the maximum length: 10 to 17 hours on 32 A100, 8 to
-           13 on 32 chips of a TPU v5p, a v5p-64 (tango_jax/planning/README.md). With int8 sampling in both roles
-           (`model.sample_cache_dtype`, `model.sample_weight_dtype`): 8 to 14 hours on 32 A100, 6 to 10 on the v5p if
+Time:      predicted, not measured, if the mean response has 0.3 of the maximum length: 8 to 13 hours on 32 A100, 6 to
+           12 on 32 chips of a TPU v5p, a v5p-64 (tango_jax/planning/README.md). With int8 sampling in both roles
+           (`model.sample_cache_dtype`, `model.sample_weight_dtype`): 6 to 10 hours on 32 A100, 5 to 9 on the v5p if
            the roles also share a mesh of fsdp 16 x tensor 2. Meshes and remat are the quickest that an older plan found
            for 32 A100 with int8.
 Expected:  not reproduced. The paper reports the best generator of its size on five competition benchmarks and four
