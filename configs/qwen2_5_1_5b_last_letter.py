@@ -9,7 +9,7 @@ Command:   python -m tango_jax.train --config=configs/qwen2_5_1_5b_last_letter.p
 Hardware:  one GPU with 141 GB, by calculation. Weights, moments and reference of both roles take 49 GB in float32. The
            gradient and new weights of one role take up to 12 GB. Decode weights and the verifier's KV cache take up to
            28 GB (while the cache grows, two copies exist). A checkpoint takes 40 GB of disk.
-Time:      an estimate from operation counts, not a measurement: four to eight hours on one H200.
+Time:      predicted, not measured: 0.9 to 1.5 hours on one H200 (tango_jax/planning/README.md).
 Expected:  not reproduced. The paper's results are in its section 4.3. The test has more and longer words than
            training. The baseline is --config.arm=grpo, which trains the generator alone.
 """

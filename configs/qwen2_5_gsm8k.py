@@ -17,9 +17,9 @@ Command:   python -m tango_jax.train --config=configs/qwen2_5_gsm8k.py --workdir
 Hardware:  an L4, A10G or RTX 4090 of 24 GB, or one H100 or A100. 1.5B needs 20.3 of the 20.9 GiB that programs may use
            on an L4, and as much on an H100. This prints memory and times:
                python -m tango_jax.plan --config=configs/qwen2_5_gsm8k.py:1_5b --target=h100:1
-Time:      predicted, not measured (tango_jax/planning/README.md), for 1.5B with GRPO: a turn of 15 to 25 s on an H100
-           and of 94 to 222 s on an L4, 116 turns in 28 to 48 minutes and in 3 to 7.1 hours. Stage 1 and evaluations
-           are not counted.
+Time:      predicted, not measured (tango_jax/planning/README.md), for 1.5B with GRPO: a turn of 15 to 26 s on an H100
+           and of 111 to 242 s on an L4, with its part of the evaluations; 116 turns in 29 to 49 minutes and in 3.6 to
+           7.8 hours. Stage 1 is not counted.
 Expected:  unknown. Above the first evaluation, and near verl's figure if the format costs nothing.
 """
 
