@@ -46,12 +46,12 @@ def get_config() -> ConfigDict:
     generator, verifier, longest = config.generator, config.verifier, longest_texts(WORDS, LETTERS)
     prompt, response = longest["generator prompt"], longest["generator response"]
     generator.max_prompt, generator.max_response = prompt, response + 5
-    generator.row_buckets = (4, 8, 12, 96)
+    generator.row_buckets = (12, 96)  # few sizes, which take a second each to compile
     generator.rows_per_micro_batch, generator.prompts_per_micro_batch = 8, 4
     generator.sft.pack_length, generator.sft.rows_per_micro_batch = prompt + response, 8
     prompt, response = longest["verifier prompt"], longest["verifier response"]
     verifier.max_prompt, verifier.max_response = prompt + 5, response + 8
-    verifier.prompt_buckets, verifier.row_buckets = (72,), (24, 48, 72, 96)
+    verifier.prompt_buckets, verifier.row_buckets = (72,), (48, 96)
     verifier.rows_per_micro_batch, verifier.prompts_per_micro_batch = 6, 2
     verifier.sft.pack_length, verifier.sft.rows_per_micro_batch = prompt + response, 4
     verifier.sft.start = "generator"  # both roles share one base, like two checkpoints of a model family
