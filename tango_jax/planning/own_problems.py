@@ -269,9 +269,7 @@ def set_batches(
     for role, model in models.items():
         chunk = machine.scale.logits_chunk(model.vocab_size)  # small vocabularies need no chunks
         settings.put(f"{role}.logp_chunk", chunk if chunk < 4 * config[role].max_response else 0)
-        settings.put(f"{role}.prompts_per_micro_batch", int(machine.is_cpu))
-        if not machine.is_cpu:  # kernels attend to long rows at little cost
-            settings.put(f"{role}.pack_length", 2 * (config[role].max_prompt + config[role].max_response))
+        settings.put(f"{role}.prompts_per_micro_batch", int(machine.is_cpu))  # kernels attend to long rows
         for (_, key), values in tried.items():
             settings.put(f"{role}.{key}", values[-1])
         mistakes.require(len(config[role].row_buckets) > 0, f"{role}.row_buckets=() names no number of rows to decode: "

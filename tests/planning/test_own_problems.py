@@ -351,8 +351,7 @@ def test_a_budget_of_cached_tokens_is_kept_to(folder, tmp_path):
 
 def test_rows_are_shared_by_the_devices_of_a_process(folder, tmp_path):
     problems = write_problems(tmp_path / "problems.jsonl", 20)
-    rows = ("generator.row_buckets=(4096,)", "generator.pack_length=4096", "generator.rows_per_micro_batch=1",
-            "verifier.pack_length=4096", "verifier.rows_per_micro_batch=1")
+    rows = ("generator.row_buckets=(4096,)", "generator.rows_per_micro_batch=1", "verifier.rows_per_micro_batch=1")
     planned = [float(re.search(r"about ([\d.]+) GiB are planned", fitted(folder, problems, machine, *rows).notes)[1])
                for machine in (Machine("gpu", 8, 80 * GIB), Machine("gpu", 8, 80 * GIB, local=1))]
     assert planned[1] > 4 * planned[0]

@@ -32,9 +32,9 @@ def abstract(tree, sharding=None):
 def directory(tmp_path, monkeypatch):
     """Steps 10 and 20 in several files, and an array in several chunks, as those of a large model are."""
     monkeypatch.setattr(checkpoint, "DATA_FILE_BYTES", 4096)
-    checkpointer = Checkpointer(tmp_path)
-    for step in (10, 20):
-        checkpointer.save(step, make_state(step), {"turn": step})
+    with Checkpointer(tmp_path) as checkpointer:
+        for step in (10, 20):
+            checkpointer.save(step, make_state(step), {"turn": step})
     return tmp_path
 
 
