@@ -20,7 +20,7 @@ from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_options
 from tango_jax.config import ROLES
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import complete_steps, peek_meta
+from tango_jax.runtime.checkpoint import newest_verified, peek_meta
 from tango_jax.runtime.checks import cut, folder_to_write, local_path
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.model_text import on_one_line
@@ -51,7 +51,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
     ValueError."""
     source, settings = open_workdir(workdir, role), read_config(workdir)
     directory, part = newest_checkpoints(workdir, role)
-    is_stage_one, step = len(part) == 1, max(complete_steps(directory))
+    is_stage_one, step = len(part) == 1, newest_verified(directory, part=part)  # the step that is read
     arm, metrics = read_provenance(workdir).get("arm") or {}, directory.parent / "metrics.jsonl"
     rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
     # A checkpoint holds both roles, whatever was trained.

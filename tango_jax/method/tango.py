@@ -14,11 +14,11 @@ LABEL_COUNT_DECAY = 0.8  # of the moving average of correct and incorrect soluti
 def solve(t: Turn) -> Lesson:
     """The generator's turn. It is rewarded for right answers, and for steps that the verifier approves:
     A = (1 - alpha) A_outcome + alpha A_steps, each normalised on its own before."""
-    solutions, reward_fn = t.until_full_later(
+    sampled, rewarded_fn = t.until_full_later(
         lambda problems: t.sample("generator", problems, t.rl.samples_per_prompt), graded
     )
-    judged = t.sample("verifier", solutions, t.rl.verifications_per_solution)  # while the solutions are graded
-    reward, steps = reward_fn(), judged_steps(t, solutions, judged)
+    judged = t.sample("verifier", sampled, t.rl.verifications_per_solution)  # while the solutions are graded
+    (solutions, reward), steps = rewarded_fn(), judged_steps(t, sampled, judged)
     outcome_BT = t.algorithm.outcome(reward, solutions)
     steps_BT = average_over_verifications([t.algorithm.step(one, solutions) for one in steps])
     alpha = alpha_of(t.generator_step, t.rl, share_of_one_outcome(t, solutions))

@@ -189,28 +189,29 @@ class Turn:
             rewards.append(reward)
             return responses
 
-        responses, reward_fn = self.until_full_later(sample, lambda _, responses: (responses, rewards[-1]), stream)
-        return responses, reward_fn()
+        _, rewarded_fn = self.until_full_later(sample, lambda _, responses: (responses, rewards[-1]), stream)
+        return rewarded_fn()
 
     def until_full_later(
         self, sample_fn: Callable[[list[Problem]], Responses], reward_fn: RewardFn, stream: str = "train"
-    ) -> tuple[Responses, Callable[[], Rewards]]:
-        """`until_full` whose second result is a function that returns the rewards. A turn that samples before it calls
-        it does so while its solutions are graded. Dynamic sampling needs the rewards, and waits for them here."""
+    ) -> tuple[Responses, Callable[[], tuple[Responses, Rewards]]]:
+        """The responses, and a function that returns what `until_full` does: those of `reward_fn`, which may label
+        them, and their rewards. A turn that samples before it calls it does so while its solutions are graded. Dynamic
+        sampling needs the rewards, and waits for them here."""
         site = self._site(stream)
         if self.rl.dynamic_sampling:
             chosen = self._chosen(sample_fn, reward_fn, stream, site)
-            return chosen.responses, lambda: chosen.reward
+            return chosen.responses, lambda: (chosen.responses, chosen.reward)
         responses = sample_fn(self._draw(stream, site, 0))
 
         @functools.cache
-        def reward() -> Rewards:
-            _, reward = reward_fn(self, responses)
-            signal_P = self.algorithm.has_signal_P(reward.reward_B, responses)
+        def rewarded() -> tuple[Responses, Rewards]:
+            learner, reward = reward_fn(self, responses)
+            signal_P = self.algorithm.has_signal_P(reward.reward_B, learner)
             self._note_full({f"{self.role}/groups_without_signal": 1.0 - float(signal_P.mean())})
-            return reward
+            return learner, reward
 
-        return responses, reward
+        return responses, rewarded
 
     def _chosen(
         self, sample_fn: Callable[[list[Problem]], Responses], reward_fn: RewardFn, stream: str, site: int

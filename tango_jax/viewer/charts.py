@@ -39,15 +39,16 @@ def training(run: Run) -> list[dict]:
     tried += noisy("mended", of("second_try/mended"), GREEN)
     tried += noisy("broken", of("second_try/broken"), VERMILION, ":")
     believed = noisy("trust", of("generator/trust", {"generator"}), VERMILION)
-    believed += noisy("share of the solutions that are judged", of("generator/judged_share", {"generator"}), GREY, "--")
+    believed += noisy("share of the trained solutions that are judged", of("generator/judged_share", {"generator"}),
+                      GREY, "--")
     return with_content(
         [
             panel("Generator", f"Share of correct answers: greedy on {_evaluated(run)} held-out problems, with its "
                   "95 % interval, and of the solutions sampled in a turn.", accuracy + reward, TURN,
                   score=True, **warmup),
             panel("Second tries", "Shares of the solutions of a turn.", tried, TURN, score=True, **warmup),
-            panel("Trust in the verifier", "The factor that trust puts on step rewards, and the share of solutions "
-                  "that the verifier judges.", believed, TURN, score=True, **warmup),
+            panel("Trust in the verifier", "The factor that trust puts on step rewards, and the share of the "
+                  "solutions trained on that the verifier judges.", believed, TURN, score=True, **warmup),
             panel("Entropy", "Nats per token trained on; near 0 the policy no longer explores.", both("entropy"), TURN,
                   **warmup),
             panel("KL to the reference", "Nats per token trained on.", both("kl"), TURN, **warmup),

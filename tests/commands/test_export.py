@@ -93,6 +93,20 @@ def test_the_card_shows_what_was_measured_of_these_weights(folder, tmp_path):
         assert f"Of the weights {evaluated}:\n" in card and f"| generator/accuracy | {accuracy} |" in card
 
 
+def test_the_card_is_about_the_checkpoint_that_was_read(folder, tmp_path):
+    """The newest is damaged."""
+    config = default_config()
+    config.generator.checkpoint = str(folder)
+    for step in (3, 9):
+        save_run(tmp_path / "run", config, step=step)
+    for path in (tmp_path / "run" / "checkpoints" / "9" / "state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[::-1])
+    export.export(tmp_path / "run", "generator", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "turn 3" in card and "turn 9" not in card
+
+
 def test_the_card_names_the_arm_and_whether_it_trains_the_role(folder, tmp_path):
     config = default_config()
     config.verifier.checkpoint = config.generator.checkpoint = str(folder)

@@ -5,6 +5,7 @@ import pytest
 
 from support.turns import settings, solution, turn_of, verification
 from tango_jax.method import tango
+from tango_jax.method.rewards import graded
 from tango_jax.records import Memory
 
 
@@ -62,3 +63,17 @@ def test_the_verifiers_rare_grades_weigh_more():
     later = turn_of(settings(4, 2), "verifier", said, memory=Memory(label_counts=(2.0, 2.0)))
     decay = tango.LABEL_COUNT_DECAY
     assert tango.judge(later).memory.label_counts == pytest.approx((2 * decay + 6 * (1 - decay), 2.0))
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_labels_of_the_reward_are_on_the_responses_that_are_trained_on(batches):
+    """With one batch, and with dynamic sampling."""
+    t = turn_of(settings(1, 2, dynamic_sampling=batches - 1), "generator",
+                {"generator": [solution(True), solution(False)] * batches})
+
+    def labelled(t, responses):
+        return graded(t, t.labelled(responses, [not one.is_correct for one in responses]))
+
+    _, rewarded_fn = t.until_full_later(lambda problems: t.sample("generator", problems, 2), labelled)
+    responses, reward = rewarded_fn()
+    assert [one.label for one in responses] == [False, True] and reward.reward_B.tolist() == [0, 1]
