@@ -128,6 +128,8 @@ GROUPS: Group = {
     "seed": Key(0, SEED, "Seed of everything random in a run."),
     "arm": Key("tango", None, "What is trained and rewarded: an arm that --help lists (method/arms.py), or your own, "
                "FILE.py:name."),
+    "fork_of": Key("", None, "Workdir of a run: begin with its newest policies, their moments and its place in the "
+                   "problems. --from=RUN of tango_jax.train sets it. Empty: off.", Change.PLACE),
     "notes": Key("", None, "Lines to log at the start. Config files explain here how they chose "
                  "values.", Change.WATCHING),
     "task": TASK,
@@ -143,6 +145,10 @@ GROUPS: Group = {
     "checkpoint": {
         "every": Key(10, COUNT, "Turns between checkpoints.", Change.ROUNDING),
         "keep": Key(2, COUNT, "Checkpoints to keep.", Change.ROUNDING),
+        "keep_best": Key("", None, "Metric of evaluations, such as generator/accuracy: the checkpoint with its highest "
+                         "value is kept besides, for tango_jax.export --best. Empty: off.", Change.ROUNDING),
+        "patience": Key(0, COUNT_OR_NONE, "Evaluations without a better value of keep_best that end the training, as "
+                        "its last turn would; 0: off."),
     },
     "rollouts": {
         "every": Key(5, COUNT_OR_NONE, "Turns of a role between dumps of its rollouts; 0: no dumps.", Change.WATCHING),

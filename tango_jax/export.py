@@ -2,7 +2,8 @@
 
     python -m tango_jax.export --workdir=runs/last_letter --role=generator --out=exported/generator
 
-The newest checkpoint is exported, from stage 2 if there is one, otherwise from stage 1. Adapters are merged into their
+The newest checkpoint is exported, from stage 2 if there is one, otherwise from stage 1; with --best, the one that
+checkpoint.keep_best kept. Adapters are merged into their
 base; --adapter exports them alone, as a folder of the peft library. With --config=FILE (and --config.key=value), the
 command fails unless the run was made with these settings.
 """
@@ -36,6 +37,7 @@ from tango_jax.weights.prompting import NO_EXAMPLE, Example, Prompting
 from tango_jax.weights.source import kind_of
 from tango_jax.weights.to_hf import export_hf, model_card
 from tango_jax.weights.workdir import (
+    best_step,
     full_stage_one,
     has_one_policy,
     newest_checkpoints,
@@ -46,12 +48,14 @@ from tango_jax.weights.workdir import (
 )
 
 
-def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Path:
+def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_best: bool = False) -> Path:
     """Write the folder and return its path. `dtype`: storage dtype; None keeps the weights bit by bit. Raises
     ValueError."""
-    source, settings = open_workdir(workdir, role), read_config(workdir)
+    only = best_step(workdir) if is_best else None
+    source, settings = open_workdir(workdir, role, only=only), read_config(workdir)
     directory, part = newest_checkpoints(workdir, role)
-    is_stage_one, step = len(part) == 1, newest_verified(directory, part=part)  # the step that is read
+    # The step that is read.
+    is_stage_one, step = len(part) == 1, newest_verified(directory, part=part) if only is None else only
     arm, metrics = read_provenance(workdir).get("arm") or {}, directory.parent / "metrics.jsonl"
     rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
     # A checkpoint holds both roles, whatever was trained.
@@ -91,8 +95,9 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None) -> Pat
         )
 
 
-def export_adapter(workdir: Path, role: str, out: Path) -> Path:
-    """Write a role's newest adapters as a PEFT folder and return its path. Raises ValueError."""
+def export_adapter(workdir: Path, role: str, out: Path, is_best: bool = False) -> Path:
+    """Write a role's newest or best adapters as a PEFT folder and return its path. Raises ValueError."""
+    only = best_step(workdir) if is_best else None
     settings = read_config(workdir)
     source = start_source(settings, role, is_one_policy=has_one_policy(workdir))
     model = source.model_config
@@ -108,7 +113,7 @@ def export_adapter(workdir: Path, role: str, out: Path) -> Path:
     if kind_of(base) == "gguf":
         raise ValueError(f"the {role}'s adapters in {workdir} belong to {base}, and peft loads no .gguf file as a "
                          "base: export it without --adapter, merged")
-    return write_adapter(out, model, jax.device_get(read_adapters(workdir, role, model)), base)
+    return write_adapter(out, model, jax.device_get(read_adapters(workdir, role, model, only)), base)
 
 
 def prompting_of(settings: ConfigDict, role: str, meta: dict) -> Prompting | None:
@@ -149,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workdir", required=True, help="folder of the run")
     parser.add_argument("--role", choices=ROLES, default="generator", help="default: %(default)s")
     parser.add_argument("--out", required=True, help="folder to write; it must not exist, or be empty")
+    parser.add_flag("--best", "the checkpoint that checkpoint.keep_best kept")
     parser.add_flag("--adapter", "the adapters alone, as a folder of the peft library")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="what to store; default: as it is")
     parser.add_config(choices="")
@@ -169,9 +175,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = load_options(parser, args, overrides)
             check_same_settings(config, workdir / "config.json")
         if args.adapter:
-            folder = export_adapter(workdir, args.role, out)
+            folder = export_adapter(workdir, args.role, out, args.best)
         else:
-            folder = export(workdir, args.role, out, args.dtype)
+            folder = export(workdir, args.role, out, args.dtype, args.best)
         files = json.dumps(sorted(path.name for path in folder.iterdir()))
         print(f"{folder}: {files}", flush=True)
     return 0

@@ -16,7 +16,7 @@ from tango_jax.cli.ranges import check_values
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.defaults import KEYS
-from tango_jax.runtime.checks import Mistakes, cut, folder_to_write, shortened
+from tango_jax.runtime.checks import Mistakes, cut, folder_to_write, local_path, require, shortened
 from tango_jax.runtime.failures import drop_broken_output, ends_in_one_line
 from tango_jax.weights.source import NUMERICS
 
@@ -139,6 +139,17 @@ def _drop_buckets(config: ConfigDict, given: frozenset[str]) -> None:
                 config.notes = f"{config.notes}\n{note}".strip()
 
 
+def _fork(config: ConfigDict, run: str, given: set[str]) -> None:
+    """The stage 1 and the warm-up of the run are not repeated."""
+    config.fork_of = run
+    if "rl.warmup_steps" not in given:
+        config.rl.warmup_steps = 0
+    for role in ROLES:
+        if config[role].sft.steps and not config[role].init_from:
+            config[role].init_from = run
+            config[role].adapter = config[role].adapter if config[role].adapter == "generator" else ""
+
+
 def print_config(config: ConfigDict) -> None:
     defaults, lines = flatten(default_config()), []
     for key, value in flatten(config).items():
@@ -165,14 +176,24 @@ def parse_command_line(
                         help="folder of results and checkpoints; the same command resumes in it; default: "
                         f"{default_workdir}")
     parser.add_flag("--print-config", "print every setting of the run, and end")
+    if command == "train":
+        parser.add_argument("--from", dest="run", metavar="RUN", help="begin with the newest policies of another run, "
+                            "with its settings (or --config) and those given here, in a new folder")
     with ends_in_one_line():
         options, overrides = parser.parse_overrides(argv)
         mistakes, workdir, config = Mistakes(), None, None
+        run = vars(options).get("run")
+        if run:
+            options.config = options.config or str(local_path("--from", run) / "config.json")
         with mistakes.collected():
-            name = Path(_split(options.config)[0]).stem
+            name = f"{Path(run).name}_fork" if run else Path(_split(options.config)[0]).stem
             given = default_workdir.replace("NAME", name) if options.workdir is None else options.workdir
             workdir = folder_to_write("--workdir", given)
+            require(not run or workdir.resolve() != local_path("--from", run).resolve(),
+                    f"--workdir={given} is the run that --from names: a fork needs a folder of its own")
         config = _load_options(parser, options, overrides, mistakes)
+        if run and config is not None:
+            _fork(config, run, {override.partition("=")[0] for override in overrides})
         if options.print_config and not mistakes.messages:
             print_config(config)
         with mistakes.collected():

@@ -31,6 +31,9 @@ def validate(config: ConfigDict) -> None:
     _check_rl(config.rl, mistakes)
     _check_turns(config, mistakes)
     _check_watching(config.loggers, config.compare_with, mistakes)
+    mistakes.require(not config.checkpoint.patience or bool(config.checkpoint.keep_best), "checkpoint.patience="
+                     f"{config.checkpoint.patience} waits for a better value, and checkpoint.keep_best is empty: name "
+                     "its metric, such as generator/accuracy")
     for name in ("arms", "seeds"):
         given = tuple(config.ablation[name])
         mistakes.require(len(given) > 0, f"ablation.{name} is empty: name at least one")
@@ -43,7 +46,7 @@ def validate(config: ConfigDict) -> None:
             load_arm(arm, "ablation.arms")
     arm = arm_or_none(config)
     for role in ROLES:
-        _check_role(role, config[role], mistakes)
+        _check_role(role, config[role], config.fork_of, mistakes)
         _check_adapters(role, config, mistakes)
         if arm is None or role in arm.turns:
             _check_updates(role, config[role], config.rl, mistakes)
@@ -152,10 +155,10 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
     )
 
 
-def _check_role(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
+def _check_role(role: str, config: ConfigDict, fork_of: str, mistakes: Mistakes) -> None:
     with mistakes.collected():
         load_template(role, config.template)
-    _check_start(role, config, mistakes)
+    _check_start(role, config, fork_of, mistakes)
     _check_model(role, config, mistakes)
     if not mistakes.is_about(*(f"{role}.{name}" for name in SIZES)):
         _check_lengths(role, config, mistakes)
@@ -198,7 +201,7 @@ def _check_adapters(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
     )
 
 
-def _check_start(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
+def _check_start(role: str, config: ConfigDict, fork_of: str, mistakes: Mistakes) -> None:
     if config.checkpoint:
         with mistakes.collected(f"{role}.checkpoint: "):
             mistakes.require(
@@ -210,6 +213,10 @@ def _check_start(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
     if config.init_from:
         with mistakes.collected():
             local_path(f"{role}.init_from", config.init_from)
+    mistakes.require(
+        not fork_of or config.sft.steps == 0 or bool(config.init_from), f"fork_of={fork_of} begins after stage 1, and "
+        f"{role}.sft.steps={config.sft.steps} would make one: set {role}.init_from={fork_of}, or use train --from",
+    )
     mistakes.require(
         bool(config.checkpoint) or not config.use_chat,
         f"{role}.use_chat=True needs a {role}.checkpoint: a model from scratch has no chat template",

@@ -8,8 +8,9 @@ from ml_collections import ConfigDict
 
 from tango_jax.grading import FAILURES
 from tango_jax.loop.turn import RunContext, respond
+from tango_jax.method.load import Method
 from tango_jax.method.relatives import second_try_metrics
-from tango_jax.method.texts import make_solution
+from tango_jax.method.texts import make_solution, make_verification
 from tango_jax.records import Problem, Responses, Solution, States, Verification
 from tango_jax.runtime import rng
 from tango_jax.tasks.own_grader import grade_solutions
@@ -45,6 +46,19 @@ def fixed_pool(task: Task, size: int) -> list[Solution]:
 def evaluated_problems(config: ConfigDict, task: Task) -> list[Problem]:
     asked, there_are = config.eval.problems, task.num_test
     return [task.test_problem(index) for index in range(asked if there_are is None else min(asked, there_are))]
+
+
+def measured_names(config: ConfigDict, task: Task, method: Method) -> list[str]:
+    """The scores of `evaluate_roles`, by those of one solution; names by problem size are left out."""
+    problem, text = task.pool_solution(0) if task.pool_solution else (task.test_problem(0), "")
+    solution = make_solution(task, problem, text, [], True)
+    judged = verifier_scores([solution], [make_verification(solution, "", [], False)])
+    kinds = ("pool", "live") if task.pool_solution else ("live",)
+    names = [f"generator/{name}" for name in generator_scores([solution], [False]) if "/" not in name]
+    names += [f"verifier/{kind}/{name}" for kind in kinds for name in judged]
+    if SECOND_TRY in method.further_prompts("generator"):
+        names += [name.replace("/", "/eval_") for name in second_try_metrics([solution], [])]
+    return names
 
 
 def evaluate_roles(context: RunContext, states: States, pool: list[Solution]) -> Measured:

@@ -5,6 +5,7 @@ import dataclasses
 import time
 from pathlib import Path
 
+from tango_jax.loop.best import Best
 from tango_jax.loop.breakdown import check_params, explained
 from tango_jax.loop.describe import describe_turn
 from tango_jax.loop.measure import Measured
@@ -63,14 +64,14 @@ class RunOutput:
         row = {"generator_step": step} | measured.metrics | self.context.timer.pop()
         self.log.write(turns_done, "eval", row)
 
-    def save(self, states: States, memory: Memory, owes_evaluation: bool) -> None:
+    def save(self, states: States, memory: Memory, owes_evaluation: bool, best: Best | None) -> None:
         """Files are written while the next turn runs. Raises FloatingPointError: parameters are not finite; ValueError:
         this checkpoint or the one before cannot be written."""
         with self.explained(f"the check of the parameters that turn {memory.turn} would save"):
-            last = turn_at(self.schedule, memory.turn - 1).role
+            last = turn_at(self.schedule, max(memory.turn - 1, 0)).role
             check_params({last: states[last]} | states)  # of one policy, the role that was trained last is named
         self.progress.show("saving a checkpoint")
         with self.context.timer("checkpoint"):  # in the row of what comes next: this turn's is written
             seconds = time.monotonic() - self.began
-            run_state = RunState(states, memory, self.log.position(), seconds, owes_evaluation)
+            run_state = RunState(states, memory, self.log.position(), seconds, owes_evaluation, best)
             save(self.checkpointer, run_state, self.fingerprints, self.context.policies)

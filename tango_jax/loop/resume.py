@@ -8,7 +8,9 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
+from tango_jax.loop.best import Best
 from tango_jax.loop.describe import describe_results
+from tango_jax.loop.fork import read_fork
 from tango_jax.method.own_arm import shares_policy
 from tango_jax.models.lora import split
 from tango_jax.records import Memory, States
@@ -32,24 +34,28 @@ class RunState:
     metrics_bytes: int = 0  # of metrics.jsonl; later rows belong to turns that will be repeated
     seconds: float = 0.0  # duration of the run so far
     owes_evaluation: bool = True  # the evaluation after the last turn has not been written yet
+    best: Best | None = None  # with `checkpoint.keep_best`
 
 
 def peek(checkpointer: Checkpointer, policies: dict[str, Policy]) -> Restored | None:
     """The newest checkpoint without its states. Raises ValueError if all are damaged, or of another model."""
-    return checkpointer.peek(_abstract_states(policies))
+    return checkpointer.peek(abstract_states(policies))
 
 
 def start_or_resume(
     policies: dict[str, Policy], start_params: dict, newest: Restored | None, fingerprints: dict[str, str],
-    checkpointer: Checkpointer, config: ConfigDict,
+    checkpointer: Checkpointer, config: ConfigDict, fork_turn: int | None = None,
 ) -> RunState:
-    """The newest checkpoint, or train states initialised from `start_params`, which is emptied, so that devices do not
-    hold it twice. Raises ValueError: the checkpoint has a different start or model."""
+    """The newest checkpoint, or that of the run that is forked after `fork_turn`, or train states initialised from
+    `start_params`, which is emptied, so that devices do not hold it twice. Raises ValueError: the checkpoint has a
+    different start or model."""
     bases = {role: split(weights)[1] for role, weights in start_params.items()}
-    if newest is not None:
+    if newest is not None or fork_turn is not None:
         start_params.clear()  # before the states are read
-    restored = checkpointer.restore(_abstract_states(policies))
+    restored = checkpointer.restore(abstract_states(policies))
     check_start(restored, fingerprints, config)
+    if restored is None and fork_turn is not None:
+        restored = read_fork(config, fork_turn, abstract_states(policies), fingerprints)
     if restored is None:
         states = {role: policies[role].offloaded(policies[role].restart(start_params.pop(role)))
                   for role in saved_roles(policies)}
@@ -59,7 +65,9 @@ def start_or_resume(
     states = {role: policies[role].offloaded(state).replace(base=bases[role])
               for role, state in restored.state.items()}
     states = with_shared(policies, states)
-    return RunState(states, Memory.restored(meta), meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"])
+    best = meta.get("best")
+    return RunState(states, Memory.restored(meta), meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"],
+                    best and Best(*best))
 
 
 def saved_roles(policies: dict[str, Policy]) -> list[str]:
@@ -89,12 +97,13 @@ def save(
         "seconds": run_state.seconds,
         "source_fingerprint": fingerprints,
         "owes_evaluation": run_state.owes_evaluation,
+        "best": run_state.best,
     }
     saved = {role: run_state.states[role].replace(base={}) for role in saved_roles(policies)}
-    checkpointer.save(run_state.memory.turn, saved, meta)
+    checkpointer.save(run_state.memory.turn, saved, meta, run_state.best and run_state.best.turn)
 
 
-def _abstract_states(policies: dict[str, Policy]) -> States:
+def abstract_states(policies: dict[str, Policy]) -> States:
     return {role: policies[role].abstract_state() for role in saved_roles(policies)}
 
 

@@ -12,15 +12,18 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.grading import check_grader
+from tango_jax.loop.best import Best, after_evaluation, check_keep_best, is_over
 from tango_jax.loop.breakdown import check_metrics, names_memory
 from tango_jax.loop.compilation import compile_run, compile_transfers
 from tango_jax.loop.describe import describe_results, describe_run, describe_turn
+from tango_jax.loop.fork import check_fork
 from tango_jax.loop.init_from import check_init_from
 from tango_jax.loop.measure import evaluate_roles, fixed_pool
 from tango_jax.loop.output import RunOutput
 from tango_jax.loop.problems_ahead import check_problems
 from tango_jax.loop.resume import (
     RunState,
+    abstract_states,
     check_start,
     fingerprints_of,
     peek,
@@ -86,11 +89,15 @@ def run_stages(
     schedule, policies = make_schedule(config), policies or make_policies(config, shares_policy(config))
     method, task = rehearsed(config, policies)
     check_problems(config, policies, task, schedule, method)
+    check_keep_best(config, task, method)
     check_grader(task.grade_kind)
     describe_run(console, config, policies, task, schedule, method)
     checkpointer = Checkpointer(workdir / "checkpoints", keep=config.checkpoint.keep)
     newest = peek(checkpointer, policies)
     check_log(workdir, newest, config.checkpoint.every)
+    if config.fork_of and newest is None:
+        check_fork(config, policies, abstract_states(policies))
+        console.log(f"the policies are those of {provenance.fork['run']} after turn {provenance.fork['turn']}")
 
     # Stage 1.
     is_set_up = functools.partial(names_memory, "setting up the policies", ["init"], *policies.values())
@@ -106,7 +113,8 @@ def run_stages(
         compile_run(context, start_params, progress, preemption)
     return_freed_memory()
     with is_set_up():
-        start = start_or_resume(policies, start_params, newest, fingerprints, checkpointer, config)
+        start = start_or_resume(policies, start_params, newest, fingerprints, checkpointer, config,
+                                provenance.fork and provenance.fork["turn"])
         compile_transfers(context, start.states)
     if start.memory.turn:
         console.log(f"resumed after turn {start.memory.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
@@ -160,41 +168,52 @@ def run_turns(
 ) -> States:
     """Returns the last states. Raises FloatingPointError: a metric is not finite; Preempted: SIGTERM was received and
     the state is saved or being saved. The resumed run repeats a turn that was sampling, and a due evaluation."""
-    states, memory, save_every = start.states, start.memory, context.config.checkpoint.every
-    owes_evaluation, is_saved = start.owes_evaluation, True
+    states, memory, config = start.states, start.memory, context.config
+    save_every, patience = config.checkpoint.every, config.checkpoint.patience
+    owes_evaluation, best, is_saved = start.owes_evaluation, start.best, True
     try:
         if owes_evaluation:
-            run_evaluation(context, states, pool, memory.turn, output)
-        while memory.turn < schedule.num_turns:
+            best, owes_evaluation = run_evaluation(context, states, pool, memory.turn, output, best), False
+            # A fork that is resumed needs no other run.
+            if (best and best.turn == memory.turn) or (config.fork_of and memory.turn == 0):
+                output.save(states, memory, owes_evaluation, best)
+        while memory.turn < schedule.num_turns and not is_over(best, patience):
             output.checkpointer.check()
             place, began = turn_at(schedule, memory.turn), time.monotonic()
             output.progress.begin(describe_turn(place, schedule))
             with output.explained(f"turn {place.index + 1} ({place.phase}, update of the {place.role})"):
                 result = run_turn(context, states, memory, place)
                 check_metrics(place.role, result.metrics)
-            done = turns_done(context.config.rl, place, result.memory)
+            done = turns_done(config.rl, place, result.memory)
             states, memory = result.states, result.memory.replace(turn=done)
-            owes_evaluation, is_saved = is_evaluation_due(context.config, schedule, done - 1), False
+            owes_evaluation, is_saved = is_evaluation_due(config, schedule, done - 1), False
             output.write_turn(place, result, began, done)
             preemption.check()
             if owes_evaluation:
-                run_evaluation(context, states, pool, done, output)
-                owes_evaluation = False
+                best, owes_evaluation = run_evaluation(context, states, pool, done, output, best), False
                 preemption.check()
-            if done // save_every > place.index // save_every or done == schedule.num_turns:
-                output.save(states, memory, owes_evaluation)
+            is_last = done == schedule.num_turns or is_over(best, patience)
+            is_best = best is not None and best.turn == done
+            if is_best or is_last or done // save_every > place.index // save_every:
+                output.save(states, memory, owes_evaluation, best)
                 is_saved = True
     except hosts.Preempted:
         if not is_saved:
-            output.save(states, memory, owes_evaluation)
+            output.save(states, memory, owes_evaluation, best)
         raise
+    if memory.turn < schedule.num_turns:
+        output.progress.log(f"training ends after turn {memory.turn} of {schedule.num_turns}: since turn {best.turn}, "
+                            f"{best.misses} evaluations were not better (checkpoint.patience={patience})")
     return states
 
 
 def run_evaluation(
-    context: RunContext, states: States, pool: list[Solution], turns_done: int, output: RunOutput
-) -> None:
+    context: RunContext, states: States, pool: list[Solution], turns_done: int, output: RunOutput, best: Best | None
+) -> Best | None:
+    """Returns the best evaluation so far, with `checkpoint.keep_best`."""
     output.progress.begin("evaluation")
     with output.explained(f"the evaluation after turn {turns_done}"), context.timer("evaluate"):
         measured = evaluate_roles(context, states, pool)
     output.write_evaluation(turns_done, measured)
+    name = context.config.checkpoint.keep_best
+    return after_evaluation(best, measured.metrics, name, turns_done) if name else None

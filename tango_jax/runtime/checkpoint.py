@@ -101,8 +101,10 @@ class Checkpointer:
         self._join()
         return max(self.steps(), default=None)
 
-    def save(self, step: int, state: Any, meta: dict) -> None:
+    def save(self, step: int, state: Any, meta: dict, protected: int | None = None) -> None:
         """Copy the state, and write it in the background. `meta` must be JSON. Raises CheckpointError.
+
+        `protected`: a step, this one or an earlier one, that is kept beside the newest.
 
         Waits for the save before this one, and raises its error: host memory holds one copy of a state. The state may
         be donated afterwards.
@@ -119,7 +121,7 @@ class Checkpointer:
             self._open()
         self._verified = None
         copied, done = threading.Event(), concurrent.futures.Future()
-        arguments = (step, state, record, copied, done)
+        arguments = (step, state, record, protected, copied, done)
         # Orbax's threads inherit `daemon`: what a failed save leaves must not keep the process.
         threading.Thread(target=self._run_save, args=arguments, name="save", daemon=True).start()
         self._pending = done
@@ -142,13 +144,14 @@ class Checkpointer:
         concurrent.futures.wait([self._pending] if self._pending is not None else [])
 
     def _run_save(
-        self, step: int, state: Any, record: dict, copied: threading.Event, done: concurrent.futures.Future
+        self, step: int, state: Any, record: dict, protected: int | None, copied: threading.Event,
+        done: concurrent.futures.Future,
     ) -> None:
         try:
             self._write(step, state, record, copied)
             self._newest = step
             if hosts.is_first():
-                self._prune(step)
+                self._prune(step, protected)
             done.set_result(None)
         except BaseException as error:  # noqa: BLE001 (`wait` raises it)
             done.set_exception(error)
@@ -238,11 +241,11 @@ class Checkpointer:
             self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0
         )
 
-    def _prune(self, saved: int) -> None:
+    def _prune(self, saved: int, protected: int | None) -> None:
         """Orbax would delete the old step before the new one has a manifest."""
         steps = self.steps()
         kept = [step for step in steps if step <= saved][-self._keep:]
-        for step in set(steps) - set(kept):
+        for step in set(steps) - {*kept, protected}:
             remove(self._directory / str(step))
 
     def _describe_failure(self, step: int, error: Exception) -> str:
@@ -297,17 +300,22 @@ def _quiet_orbax() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def read_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> Restored:
-    """The newest intact step, or else CheckpointError. `part`, e.g. ("generator", "params"): the branch to read."""
+def read_state(
+    directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = (), only: int | None = None
+) -> Restored:
+    """The newest intact step, or else CheckpointError. `part`, e.g. ("generator", "params"): the branch to read.
+    `only`: the step to read."""
     directory = Path(directory).absolute()
-    return _load(_make_orbax(), directory, _existing_step(directory), abstract_state, part)
+    return _load(_make_orbax(), directory, _existing_step(directory, only=only), abstract_state, part)
 
 
-def open_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = ()) -> Restored:
+def open_state(
+    directory: str | os.PathLike, abstract_state: Any, part: tuple[str, ...] = (), only: int | None = None
+) -> Restored:
     """As `read_state`, but the arrays are `Unread`: each is read alone. Files without arrays of `part` are not
     verified."""
     directory = Path(directory).absolute()
-    path = directory / str(step := _existing_step(directory, part))
+    path = directory / str(step := _existing_step(directory, part, only))
     record = _read_record(_make_orbax(), path)
     prefix = _saved_arrays(path, record, abstract_state, part)
     leaves = [Unread(leaf.shape, leaf.dtype, functools.partial(read_stored, path, prefix + name, leaf))
@@ -315,8 +323,8 @@ def open_state(directory: str | os.PathLike, abstract_state: Any, part: tuple[st
     return Restored(step, jax.tree.unflatten(jax.tree.structure(abstract_state), leaves), record["meta"])
 
 
-def _existing_step(directory: Path, part: tuple[str, ...] = ()) -> int:
-    step = _choose_step(directory, part=part)
+def _existing_step(directory: Path, part: tuple[str, ...] = (), only: int | None = None) -> int:
+    step = _choose_step(directory, part=part, only=only)
     if step == NO_STEP:
         raise CheckpointError(f"{directory} holds no complete checkpoint; give the directory whose folders are named "
                               "by step numbers")
@@ -386,10 +394,11 @@ def _check_same_arrays(path: Path, saved: dict[str, str], wanted: dict[str, str]
                           "another directory")
 
 
-def _choose_step(directory: Path, below: str = "", part: tuple[str, ...] = ()) -> int:
-    step = hosts.from_first(newest_verified(directory, below, part) if hosts.is_first() else NO_STEP)
+def _choose_step(directory: Path, below: str = "", part: tuple[str, ...] = (), only: int | None = None) -> int:
+    step = hosts.from_first(newest_verified(directory, below, part, only) if hosts.is_first() else NO_STEP)
     if step == ALL_DAMAGED:
-        raise CheckpointError(f"every checkpoint in {directory} is damaged (the log names the files); restore the "
+        which = "every checkpoint" if only is None else f"step {only}"
+        raise CheckpointError(f"{which} in {directory} is damaged (the log names the files); restore the "
                               "directory from a copy, or move it away to start afresh")
     return step
 
@@ -451,9 +460,9 @@ def _first_damage(folder: Path, names: list[str], expected: dict[str, str]) -> s
         return next((clause for clause in clauses if clause is not None), None)
 
 
-def newest_verified(directory: Path, below: str = "", part: tuple[str, ...] = ()) -> int:
-    """The newest intact step, NO_STEP or ALL_DAMAGED. `below` and `part`: see `find_damage`."""
-    steps = complete_steps(directory)
+def newest_verified(directory: Path, below: str = "", part: tuple[str, ...] = (), only: int | None = None) -> int:
+    """The newest intact step, NO_STEP or ALL_DAMAGED. `below` and `part`: see `find_damage`; `only`: a step."""
+    steps = [step for step in complete_steps(directory) if only in (None, step)]
     for position in reversed(range(len(steps))):
         path = directory / str(steps[position])
         damage = find_damage(path, below, part)

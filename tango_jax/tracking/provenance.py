@@ -4,6 +4,7 @@
                   "files": {key: sha256}, "weights": {key: digest}],
      "files": {key: {"path", "sha256", "copy"}} of the last start, with the copies in WORKDIR/user_files,
      "arm": the record of the arm (method/own_arm.py),
+     "fork": of a fork, {"run": the other run's workdir, "turn", "digest": of its checkpoint},
      "earlier": {key: digest} of the files of a method that was given up for the one of now}
 """
 
@@ -22,7 +23,7 @@ from tango_jax.method.load import load_method
 from tango_jax.method.own_arm import role_of_weights, stored_arm
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
-from tango_jax.runtime.checkpoint import sampled_digest
+from tango_jax.runtime.checkpoint import complete_steps, sampled_digest
 from tango_jax.runtime.checks import cut, local_path
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.process import LIBRARIES, process_facts
@@ -49,6 +50,7 @@ class Provenance:
     files: dict[str, Source]  # in the first process, which writes them
     weights: dict[str, str] = dataclasses.field(default_factory=dict)  # see `_weights`
     arm: dict[str, Any] | None = None  # see `stored_arm`
+    fork: dict[str, Any] | None = None
 
     def keep(self, workdir: Path) -> None:
         """Write it into the workdir, unless it is there. Only the first process calls this. Raises OSError."""
@@ -63,6 +65,7 @@ class Provenance:
             if not (copy := workdir / entries[key]["copy"]).exists():
                 write_atomically(copy, file.content)
         now = {"attempts": [*attempts, attempt], "files": entries, "arm": self.arm}
+        now |= {"fork": self.fork} if self.fork else {}
         write_json_atomic(workdir / PROVENANCE, stored | now)
 
 
@@ -74,7 +77,9 @@ def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
     method, is_taught = load_method(config), teaches_further_prompts(config)
     further = {role: [prompt.name for prompt in method.further_prompts(role) if is_taught] for role in ROLES}
     arm = stored_arm(config.arm) | {"further_prompts": further}
-    provenance = Provenance(process_facts(), files, _weights(config), arm)
+    fork = hosts.from_first(_fork(config, workdir))
+    weights = _weights(config) | ({"fork_of": fork["digest"]} if fork else {})
+    provenance = Provenance(process_facts(), files, weights, arm, fork)
     if hosts.is_first() and _is_begun(workdir) and (stored := read_provenance(workdir)):
         last, now = stored["attempts"][-1], provenance.facts
         if changed := [key for key in _TOLD if key in last and last[key] != now[key]]:
@@ -150,6 +155,18 @@ def _weights(config: ConfigDict) -> dict[str, str]:
         if adapter not in ("", "generator"):
             found[f"{role}.adapter"] = sampled_digest(sorted(Path(adapter).expanduser().glob("*.safetensors")))
     return found
+
+
+def _fork(config: ConfigDict, workdir: Path) -> dict[str, Any] | None:
+    """The newest checkpoint of the run that is forked, or the one with which this run began: that run may go on."""
+    if not config.fork_of:
+        return None
+    stored = read_provenance(workdir).get("fork")
+    if stored and complete_steps(workdir / "checkpoints"):
+        return stored
+    place = local_path("fork_of", config.fork_of)
+    turn, digest = identify_weights(str(place), "generator")
+    return {"run": str(place.absolute()), "turn": turn, "digest": digest}
 
 
 def read_provenance(workdir: Path) -> dict[str, Any]:

@@ -16,8 +16,6 @@ ANY_TIME = (Change.HARDWARE, Change.WATCHING, Change.EXPERIMENT)
 # The other run's workdir may have moved: the checkpoint of stage 2 stores a fingerprint of its starting parameters,
 # and before there is one nothing depends on them.
 ANY_PLACE = tuple(name for name, key in KEYS.items() if key.change is Change.PLACE)
-_LONGER = ("; to train on from its weights, choose another --workdir and another seed, set generator.checkpoint and "
-           "verifier.checkpoint to this one, and both roles' sft.steps and rl.warmup_steps to 0")
 
 
 def changes_results(name: str) -> bool:
@@ -84,10 +82,11 @@ def check_same_settings(
         and not (key.startswith(may_change) or key in moved or KEYS[key].change in ANY_TIME)
     ]
     if changed:
+        is_longer = any(line.startswith("rl.generator_steps:") for line in changed)
+        fork = f"; to train on from its policies, give --from={path.parent} and another --workdir" if is_longer else ""
         raise ValueError(
             f"{path.parent} holds a run with other settings ({'; '.join(changed[:5])}): "
-            f"resume with the same ones (--config={path} has them), or choose another --workdir"
-            f"{_LONGER if any(line.startswith('rl.generator_steps:') for line in changed) else ''}"
+            f"resume with the same ones (--config={path} has them), or choose another --workdir{fork}"
         )
 
 

@@ -52,8 +52,13 @@ def prompting_of(name: str, role: str, download: bool = False) -> Prompting | No
     return found if found is None or found.role == role else read_prompting(folder, role)
 
 
-def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numerics) -> Source:
-    """Open a role's newest checkpoint, of stage 2 or else stage 1; adapters are merged. ValueError: none there."""
+def open_workdir(
+    workdir: Path, role: str, use_chat: bool | None = None, only: int | None = None, **numerics
+) -> Source:
+    """Open a role's newest checkpoint, of stage 2 or else stage 1; adapters are merged. ValueError: none there.
+
+    `only`: the step to open, see `best_step`.
+    """
     config = read_config(workdir)
     base = start_source(config, role, use_chat, has_one_policy(workdir))
     directory, part = newest_checkpoints(workdir, role)
@@ -69,11 +74,11 @@ def open_workdir(workdir: Path, role: str, use_chat: bool | None = None, **numer
         if has_adapters:
             stage_one = full_stage_one(config, workdir, role)
             start = open_state(stage_one, shapes, part=("params",)).state if stage_one else base.open_params(shardings)
-            adapters = open_adapters(workdir, role, saved, shardings)
+            adapters = open_adapters(workdir, role, saved, shardings, only)
             _check_base(directory, role, saved, start)
             params = merged(saved, start, adapters["layers"], shardings)
         else:
-            params = open_state(directory, shapes, part=part).state
+            params = open_state(directory, shapes, part, only).state
         return jax.tree.map(lambda leaf: _as_dtype(leaf, wanted.param_dtype), params)
 
     return dataclasses.replace(base, name=str(workdir), model_config=wanted, open_params=open_params)
@@ -127,18 +132,20 @@ def _check_base(directory: Path, role: str, model: ModelConfig, start: dict) -> 
                          "from now: put back the checkpoint that it was trained on")
 
 
-def read_adapters(workdir: Path, role: str, model: ModelConfig) -> dict:
-    """The newest adapters of a role."""
-    return load_all(open_adapters(workdir, role, model))
+def read_adapters(workdir: Path, role: str, model: ModelConfig, only: int | None = None) -> dict:
+    """The newest adapters of a role, or those of a step."""
+    return load_all(open_adapters(workdir, role, model, only=only))
 
 
-def open_adapters(workdir: Path, role: str, model: ModelConfig, shardings: dict | None = None) -> dict:
+def open_adapters(
+    workdir: Path, role: str, model: ModelConfig, shardings: dict | None = None, only: int | None = None
+) -> dict:
     """`read_adapters`, as `Unread`. `shardings`: of all parameters, for their mesh."""
     adapters = jax.eval_shape(lambda: init_adapters(model, jax.random.key(0)))
     if shardings is not None:
         adapters = with_shardings(adapters, param_shardings(jax.tree.leaves(shardings)[0].mesh, adapters))
     directory, part = newest_checkpoints(workdir, role)
-    return open_state(directory, adapters, part=part).state
+    return open_state(directory, adapters, part, only).state
 
 
 def full_stage_one(config: ConfigDict, workdir: Path, role: str) -> Path | None:
@@ -204,6 +211,20 @@ def newest_checkpoints(workdir: Path, role: str) -> tuple[Path, tuple[str, ...]]
         return workdir / "sft" / role / "checkpoints", ("params",)
     raise ValueError(f"{workdir} holds no complete checkpoint of the {role}: let the run save one (checkpoint.every, "
                      f"{role}.sft.checkpoint_every), or give another workdir")
+
+
+def best_step(workdir: Path) -> int:
+    """The turn of the checkpoint that `checkpoint.keep_best` kept. Raises ValueError: none."""
+    found = peek_meta(workdir / "checkpoints")
+    best = found and found.meta.get("best")
+    if not best:
+        raise ValueError(f"{workdir} holds no best checkpoint: it was trained without checkpoint.keep_best, or has not "
+                         "been evaluated yet")
+    step = best[1]
+    if step not in complete_steps(workdir / "checkpoints"):
+        raise ValueError(f"{workdir / 'checkpoints' / str(step)} is gone, and it was the best checkpoint, with "
+                         f"{read_config(workdir).checkpoint.keep_best}={best[0]:g}: put it back")
+    return step
 
 
 def identify_weights(name: str, role: str) -> tuple[int | None, str]:

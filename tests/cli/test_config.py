@@ -189,6 +189,8 @@ MISTAKES = [
     ("generate.temperature=-0.1", r"temperature=-0\.1 must be 0, or lie between 1e-06 and 1000000\.0; 0 is greedy"),
     ("generator.top_p=0.0", r"generator\.top_p=0\.0 must be above 0\.0 and at most 1\.0"),
     ("generate.problems=-1", r"generate\.problems=-1 must be at least 0"),
+    ("checkpoint.patience=3", r"checkpoint\.patience=3 waits .* checkpoint\.keep_best is empty: name its"),
+    ("fork_of=runs/x generator.sft.steps=3", r"fork_of=runs/x begins after .* set generator\.init_from=runs/x, or use"),
     ("checkpoint.keep=0", r"checkpoint\.keep=0 must be at least 1"),
     ("rollouts.every=-1", r"rollouts\.every=-1 must be at least 0"),
     ("ablation.arms=('tango','none')", r"ablation\.arms='none' is not one of tango,"),
@@ -527,7 +529,7 @@ def test_other_settings_are_refused_where_a_run_was_made(small, tmp_path):
         save_config(load_config(f"{small}:1", ["rl.gamma=0.5"]), path)
     assert path.read_text() == written
     assert json.loads(written)["generator.cache_buckets"] == [16, 24]
-    with pytest.raises(ValueError, match="; to train on from its weights, choose another --workdir and another seed"):
+    with pytest.raises(ValueError, match="; to train on from its policies, give --from=.* and another --workdir"):
         save_config(load_config(small, ["rl.generator_steps=500"]), path)
 
 

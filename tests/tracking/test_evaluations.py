@@ -143,7 +143,7 @@ def test_every_key_is_in_one_digest_or_in_none_on_purpose():
     assert {key.split(".", 1)[-1] if key.startswith(("generator.", "verifier.")) else key.split(".")[0]
             for key in unseen} == {
         "seed", "arm", "notes", "task", "generate", "checkpoint", "rollouts", "loggers",
-        "compile_cache", "compare_with", "ablation", "eval", "init_from",
+        "compile_cache", "compare_with", "ablation", "eval", "init_from", "fork_of",
         "model.attention", "model.decode_attention", "model.remat", "model.unroll", "prompt_buckets", "cache_buckets",
         "row_buckets", "cache_tokens", "pack_length", "rows_per_micro_batch",
         "prompts_per_micro_batch", "logp_chunk", "sft.pack_length", "sft.rows_per_micro_batch",

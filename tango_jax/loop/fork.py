@@ -1,0 +1,49 @@
+"""A fork: a run that begins with the newest policies of another run, under settings of its own."""
+
+import dataclasses
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from tango_jax.method.own_arm import shares_policy
+from tango_jax.records import Memory, States
+from tango_jax.rl.policy import Policy
+from tango_jax.runtime.checkpoint import Restored, complete_steps, peek_meta, read_state
+from tango_jax.runtime.checks import require
+from tango_jax.weights.source import NUMERICS
+from tango_jax.weights.workdir import BASE, has_one_policy, read_config, start_source
+
+
+def check_fork(config: ConfigDict, policies: dict[str, Policy], abstract_states: States) -> None:
+    """Raise ValueError if the policies of the other run do not fit these. Reads no parameters."""
+    name, workdir = f"fork_of={config.fork_of}", Path(config.fork_of).expanduser()
+    checkpoints = workdir / "checkpoints"
+    require(bool(complete_steps(checkpoints)), f"{name}: there is no checkpoint of stage 2 in {checkpoints}: name the "
+            "workdir of a run that has saved one")
+    settings, is_one = read_config(workdir), has_one_policy(workdir)
+    count = {True: "one policy for both roles", False: "two policies"}
+    require(is_one == shares_policy(config), f"{name}: that run has {count[is_one]}, and this one would have "
+            f"{count[not is_one]} (verifier.adapter, arm): fork it with as many")
+    for role, policy in policies.items():
+        there, here = start_source(settings, role, is_one_policy=is_one).model_config, policy.model_config
+        fields = [field.name for field in dataclasses.fields(here) if field.name not in NUMERICS]
+        differing = [f"{field} {getattr(there, field)} there, {getattr(here, field)} here" for field in fields
+                     if getattr(there, field) != getattr(here, field)]
+        require(not differing, f"{name}: the {role} is another model than in that run ({'; '.join(differing)}): a fork "
+                "keeps the models")
+    peek_meta(checkpoints, abstract_states)
+
+
+def read_fork(config: ConfigDict, turn: int, abstract_states: States, fingerprints: dict[str, str]) -> Restored:
+    """The policies of the other run after this turn, with their moments, as the checkpoint of a run without turns. The
+    problems go on where it was, if they are the same ones."""
+    found = read_state(Path(config.fork_of).expanduser() / "checkpoints", abstract_states, only=turn)
+    theirs = found.meta["source_fingerprint"]
+    others = [name for name, now in fingerprints.items() if name.endswith(BASE) and theirs.get(name, now) != now]
+    require(not others, f"fork_of={config.fork_of}: its adapters were trained on other weights than this run loads "
+            f"({', '.join(others)}): name the checkpoint of that run, and its stage 1 in init_from")
+    memory = Memory.restored(found.meta).replace(turn=0)
+    if theirs["problems"] != fingerprints["problems"]:
+        memory = memory.replace(cursors={}, passes={})
+    begun = {"metrics_bytes": 0, "seconds": 0.0, "owes_evaluation": True}
+    return found._replace(step=0, meta=memory.stored() | begun)

@@ -1,0 +1,142 @@
+"""The checkpoint with the best evaluation: kept beside the newest, known to a resumed run, and exported."""
+
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from support.paths import CONFIGS
+from support.policies import policies_of
+from support.tiny_train import StopAfter, repeatable_rows
+from tango_jax import export
+from tango_jax.cli.command_line import load_config
+from tango_jax.config import ROLES
+from tango_jax.loop import run
+from tango_jax.loop.best import Best, after_evaluation
+from tango_jax.runtime import hosts
+from tango_jax.runtime.checkpoint import CheckpointError, complete_steps, peek_meta
+from tango_jax.runtime.console import Console
+from tango_jax.weights.source import open_source
+from tango_jax.weights.workdir import best_step, open_workdir
+
+SILENT = Console(enabled=False)
+ACCURACY = (0.25, 0.125, 0.5, 0.5, 0.375, 0.25, 0.125)  # by the number of the generator's updates
+BEST_TURN = 4  # two of the warm-up and two of the generator
+
+
+def config_of(*overrides: str):
+    settings = [f"{role}.{setting}" for role in ROLES for setting in (
+        "mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()", "max_response=8", "model.num_layers=1", "sft.steps=0")]
+    return load_config(str(CONFIGS / "tiny.py"), [
+        *settings, "eval.every=1", "eval.pool=2", "eval.problems=2", "checkpoint.every=3", "checkpoint.keep=1",
+        "checkpoint.keep_best=generator/accuracy", "rollouts.every=0", *overrides])
+
+
+@pytest.fixture(scope="module")
+def policies():
+    return policies_of(config_of())
+
+
+@pytest.fixture
+def train(policies, monkeypatch):
+    """`run_or_resume` with the accuracies above."""
+    evaluate = run.evaluate_roles
+
+    def measured(context, states, pool):
+        result = evaluate(context, states, pool)
+        accuracy = ACCURACY[int(states["generator"].step)]
+        return result._replace(metrics=result.metrics | {"generator/accuracy": accuracy})
+
+    monkeypatch.setattr(run, "evaluate_roles", measured)
+    return lambda config, workdir, preemption=None: run.run_or_resume(config, workdir, SILENT, policies, preemption)
+
+
+def weights(workdir, only=None) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for role in ROLES
+            for leaf in jax.tree.leaves(open_workdir(workdir, role, only=only).load_params())]
+
+
+@pytest.mark.long
+def test_a_resumed_run_keeps_the_same_best_checkpoint(train, tmp_path, capsys):
+    train(config_of(), tmp_path / "whole")
+    for turns in (1, 3, 2):
+        with pytest.raises(hosts.Preempted):
+            train(config_of(), tmp_path / "stopped", StopAfter(turns))
+    train(config_of(), tmp_path / "stopped")
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert repeatable_rows(stopped / "metrics.jsonl") == repeatable_rows(whole / "metrics.jsonl")
+    for workdir in (whole, stopped):
+        assert complete_steps(workdir / "checkpoints") == [BEST_TURN, 10] and best_step(workdir) == BEST_TURN
+        assert Best(*peek_meta(workdir / "checkpoints").meta["best"]) == Best(0.5, BEST_TURN, misses=5)
+    assert weights(stopped, BEST_TURN) == weights(whole, BEST_TURN) != weights(whole)
+
+    # Exported with its own figures.
+    out = tmp_path / "out"
+    assert export.main([f"--workdir={whole}", f"--out={out}", "--best"]) == 0
+    best = open_workdir(whole, "generator", only=BEST_TURN).load_params()
+    assert jax.tree.all(jax.tree.map(np.array_equal, open_source(str(out)).load_params(), best))
+    card = (out / "README.md").read_text()
+    assert f"after turn {BEST_TURN}." in card and "| generator/accuracy | 0.5 |" in card
+
+    # Damaged or lost, the newest is not taken in its place.
+    data = next((whole / f"checkpoints/{BEST_TURN}/state/d").iterdir())
+    data.write_bytes(data.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=rf"^step {BEST_TURN} in .* is damaged"):
+        export.export(whole, "generator", tmp_path / "damaged", is_best=True)
+    (whole / f"checkpoints/{BEST_TURN}").rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match=rf"checkpoints/{BEST_TURN} is gone, .* generator/accuracy=0\.5: put it back"):
+        export.export(whole, "generator", tmp_path / "lost", is_best=True)
+
+
+@pytest.mark.long
+def test_evaluations_without_a_better_one_end_the_training(train, tmp_path, capsys):
+    config, run_dir = config_of("checkpoint.patience=3"), tmp_path / "run"
+    for turns in (5, 3):
+        with pytest.raises(hosts.Preempted):
+            train(config, run_dir, StopAfter(turns))
+    for _ in range(2):  # also where the run is killed while it ends
+        summary = train(config, run_dir)
+        assert summary["generator"] == {"accuracy_initial": 0.25, "accuracy_final": 0.25}
+        rows = repeatable_rows(run_dir / "metrics.jsonl")
+        assert [row["step"] for row in rows if row["phase"] == "eval"] == [0, 2, 3, 4, 5, 7, 8]
+        assert rows[-1]["step"] == 8 and complete_steps(run_dir / "checkpoints") == [BEST_TURN, 8]
+        (run_dir / "summary.json").unlink()
+    run.run_or_resume(config, run_dir, Console(), policies_of(config))
+    assert ("training ends after turn 8 of 10: since turn 4, 3 evaluations were not better (checkpoint.patience=3)"
+            in capsys.readouterr().out)
+
+
+def test_the_start_is_kept_where_nothing_was_better(train, tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ACCURACY", (0.5, 0.25))
+    train(config_of("rl.generator_steps=1", "rl.warmup_steps=0"), tmp_path / "run")
+    assert complete_steps(tmp_path / "run/checkpoints") == [0, 1] and best_step(tmp_path / "run") == 0
+
+
+@pytest.mark.parametrize("name", ["generator/accuracies", "generator/truncation_rate", "generator/loss",
+                                  "second_try/eval_final_accuracy"])
+def test_a_metric_that_is_never_measured_is_refused_before_anything_is_written(policies, tmp_path, name):
+    with pytest.raises(ValueError) as error:
+        run.run_or_resume(config_of(f"checkpoint.keep_best={name}"), tmp_path / "run", SILENT, policies)
+    said = str(error.value)
+    assert re.match(rf"checkpoint\.keep_best={name} is not measured .*: choose from generator/accuracy, generator/form"
+                    r"at, .*verifier/pool/outcome_f1, .*verifier/live/step_f1", said) and "\n" not in said
+    assert ("(did you mean generator/accuracy?)" in said) == (name == "generator/accuracies")
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_without_a_best_checkpoint_there_is_none_to_export(train, tmp_path, capsys):
+    train(config_of("checkpoint.keep_best=", "rl.generator_steps=1", "rl.warmup_steps=0"), tmp_path / "run")
+    assert complete_steps(tmp_path / "run/checkpoints") == [1]
+    with pytest.raises(SystemExit) as stopped:
+        export.main([f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'out'}", "--best"])
+    assert "holds no best checkpoint: it was trained without checkpoint.keep_best" in str(stopped.value)
+
+
+def test_the_first_of_equal_values_is_the_best_and_nan_is_none():
+    best = None
+    for turn, value in enumerate([math.nan, 0.25, math.nan, 0.5, 0.5]):
+        best = after_evaluation(best, {"x": value}, "x", turn)
+    assert best == Best(0.5, 3, misses=1)
+    assert after_evaluation(best, {}, "x", 5) == Best(0.5, 3, misses=2)

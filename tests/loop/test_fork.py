@@ -1,0 +1,137 @@
+"""A run that begins with the newest policies of another: `python -m tango_jax.train --from=RUN`."""
+
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from support.paths import CONFIGS
+from support.policies import policies_of
+from support.tiny_checkpoints import save_run
+from support.tiny_train import StopAfter, repeatable_rows
+from tango_jax.cli.command_line import load_config, parse_command_line
+from tango_jax.config import ROLES
+from tango_jax.loop import run
+from tango_jax.loop.fork import check_fork
+from tango_jax.loop.resume import abstract_states
+from tango_jax.runtime import hosts
+from tango_jax.runtime.checkpoint import MANIFEST, CheckpointError, read_state, sampled_digest
+from tango_jax.runtime.console import Console
+from tango_jax.tracking.provenance import read_provenance
+from tango_jax.tracking.rollout_dump import read_rollouts
+from tango_jax.tracking.run_config import save_config
+
+SILENT = Console(enabled=False)
+SETTINGS = [f"{role}.{setting}" for role in ROLES for setting in (
+    "mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()", "max_response=48", "model.num_layers=1", "sft.steps=2")]
+SETTINGS += ["eval.pool=2", "eval.problems=2", "rollouts.every=1", "rl.warmup_steps=1", "rl.generator_steps=2"]
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_config(str(CONFIGS / "tiny.py"), SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def policies(config):
+    return policies_of(config)
+
+
+@pytest.fixture(scope="module")
+def source(config, policies, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("source") / "run"
+    run.run_or_resume(config, workdir, SILENT, policies)
+    return workdir
+
+
+def forked(source, workdir, *overrides: str):
+    config, _ = parse_command_line("train", "doc", [f"--from={source}", f"--workdir={workdir}",
+                                                    *(f"--config.{item}" for item in overrides)], "runs/NAME")
+    return config
+
+
+def saved(workdir, policies, step=None):
+    return read_state(workdir / "checkpoints", abstract_states(policies), only=step)
+
+
+@pytest.mark.long
+def test_a_fork_goes_on_with_the_weights_moments_and_problems(source, policies, tmp_path):
+    settings = ("rl.generator_steps=1", "generator.optimizer.lr=3e-3", "checkpoint.keep=9")
+    config = forked(source, tmp_path / "fork", *settings)
+    assert (config.rl.warmup_steps, config.generator.optimizer.lr) == (0, 3e-3)
+    run.run_or_resume(config, tmp_path / "fork", SILENT, policies)
+    theirs, begun, ended = (saved(workdir, policies, step) for workdir, step in (
+        (source, None), (tmp_path / "fork", 0), (tmp_path / "fork", 1)))
+    assert (theirs.step, begun.step, ended.step) == (3, 0, 1)
+    for ours, other in zip(jax.tree.leaves(begun.state), jax.tree.leaves(theirs.state), strict=True):
+        assert np.array_equal(ours, other)
+    assert int(ended.state["generator"].step) == int(theirs.state["generator"].step) + 1
+
+    # The problems after those of the source, as its next turn would have had them.
+    assert begun.meta["cursors"] == theirs.meta["cursors"]
+    _, task = run.rehearsed(config, policies)
+    taken = theirs.meta["cursors"]["train"]
+    expected = {task.train_problem(taken + number).question for number in range(config.rl.prompts_per_step)}
+    rows = [row for row in read_rollouts(tmp_path / "fork/rollouts") if row["role"] == "generator"]
+    assert {row["problem"]["question"] for row in rows if row["phase"] != "eval"} == expected
+
+    digest = sampled_digest([source / f"checkpoints/3/{MANIFEST}"])
+    stored = read_provenance(tmp_path / "fork")
+    assert stored["fork"] == {"run": str(source), "turn": 3, "digest": digest}
+    assert stored["attempts"][0]["weights"]["fork_of"] == digest
+
+    # Interrupted, it goes on without the checkpoints of the other run.
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    again = forked(copy, tmp_path / "again", *settings)
+    with pytest.raises(hosts.Preempted):
+        run.run_or_resume(again, tmp_path / "again", SILENT, policies, StopAfter(0))
+    shutil.rmtree(copy / "checkpoints")
+    run.run_or_resume(again, tmp_path / "again", SILENT, policies)
+    assert repeatable_rows(tmp_path / "again/metrics.jsonl") == repeatable_rows(tmp_path / "fork/metrics.jsonl")
+    assert read_provenance(tmp_path / "again")["fork"]["digest"] == digest
+
+
+@pytest.mark.parametrize("overrides, message", [
+    (["generator.model.num_layers=2"], r"the generator is another model than .* \(num_layers 1 there, 2 here\)"),
+    (["verifier.model.rope_base=5e4"], r"the verifier is another model than .* \(rope_base 10000\.0 there, 500"),
+    (["verifier.adapter=generator"], r"that run has two policies, and this one would have one policy for both roles"),
+])
+def test_a_fork_of_other_policies_is_refused(config, tmp_path, overrides, message):
+    save_run(tmp_path / "run", config, step=3)  # nothing is read but its settings
+    changed = load_config(str(CONFIGS / "tiny.py"), [*SETTINGS, *overrides])
+    changed.fork_of = str(tmp_path / "run")
+    policies = policies_of(changed)
+    with pytest.raises(ValueError, match=rf"^fork_of={re.escape(str(tmp_path / 'run'))}: {message}.*$") as error:
+        check_fork(changed, policies, abstract_states(policies))
+    assert "\n" not in str(error.value)
+
+
+def test_arrays_that_differ_are_named(config, policies, tmp_path):
+    save_run(tmp_path / "run", config)
+    config = config.copy_and_resolve_references()
+    config.fork_of = str(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"is a checkpoint of another model or optimizer: .* embed: checkpoint"):
+        check_fork(config, policies, abstract_states(policies))
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    with pytest.raises(ValueError, match=r"there is no checkpoint of stage 2 in .*: name the workdir of a run"):
+        check_fork(config, policies, abstract_states(policies))
+
+
+def test_the_command_takes_the_settings_of_the_run(config, tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    save_config(config, tmp_path / "run/config.json")
+    made = forked(tmp_path / "run", tmp_path / "new", "seed=7", "rl.warmup_steps=2")
+    assert (made.seed, made.rl.warmup_steps, made.rl.generator_steps) == (7, 2, 2)
+    assert made.fork_of == made.generator.init_from == made.verifier.init_from == str(tmp_path / "run")
+    for arguments, message in (
+        ([f"--from={tmp_path / 'run'}", f"--workdir={tmp_path / 'run'}"], "is the run that --from names: a"),
+        ([f"--from={tmp_path / 'none'}"], "none/config.json"),
+        ([], "no --config is given"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            parse_command_line("train", "doc", arguments, "runs/NAME")
+        said = f"{stopped.value}{capsys.readouterr().err}"
+        assert message in said and said.strip().count("error:") <= 1
