@@ -9,7 +9,7 @@ import pytest
 
 from support.paths import CONFIGS
 from support.policies import policies_of
-from support.tiny_train import StopAfter, repeatable_rows
+from support.tiny_train import StopAtRow, repeatable_rows
 from tango_jax import export
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
@@ -61,9 +61,10 @@ def weights(workdir, only=None) -> list[bytes]:
 @pytest.mark.long
 def test_a_resumed_run_keeps_the_same_best_checkpoint(train, tmp_path, capsys):
     train(config_of(), tmp_path / "whole")
-    for turns in (1, 3, 2):
+    # After a turn without an evaluation, and before and after the best one.
+    for row in ((1,), (BEST_TURN, "generator"), (BEST_TURN + 1, "eval")):
         with pytest.raises(hosts.Preempted):
-            train(config_of(), tmp_path / "stopped", StopAfter(turns))
+            train(config_of(), tmp_path / "stopped", StopAtRow(tmp_path / "stopped", *row))
     train(config_of(), tmp_path / "stopped")
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert repeatable_rows(stopped / "metrics.jsonl") == repeatable_rows(whole / "metrics.jsonl")
@@ -93,9 +94,9 @@ def test_a_resumed_run_keeps_the_same_best_checkpoint(train, tmp_path, capsys):
 @pytest.mark.long
 def test_evaluations_without_a_better_one_end_the_training(train, tmp_path, capsys):
     config, run_dir = config_of("checkpoint.patience=3"), tmp_path / "run"
-    for turns in (5, 3):
+    for row in ((7, "generator"), (8, "eval")):
         with pytest.raises(hosts.Preempted):
-            train(config, run_dir, StopAfter(turns))
+            train(config, run_dir, StopAtRow(run_dir, *row))
     for _ in range(2):  # also where the run is killed while it ends
         summary = train(config, run_dir)
         assert summary["generator"] == {"accuracy_initial": 0.25, "accuracy_final": 0.25}

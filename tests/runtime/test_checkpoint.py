@@ -92,6 +92,21 @@ def test_keeps_the_newest_steps(two_steps, tmp_path):
     assert names(tmp_path) == ["20", "30"]
 
 
+def test_a_protected_step_is_kept_besides_and_can_be_read(two_steps, tmp_path):
+    two_steps.save(30, make_state(3), {}, protected=10)
+    two_steps.save(40, make_state(4), {}, protected=10)
+    two_steps.wait()
+    assert names(tmp_path) == ["10", "30", "40"]
+    read = read_state(tmp_path, abstract(make_state(1)), only=10)
+    assert read.step == 10 and tree_fingerprint(read.state) == tree_fingerprint(make_state(1))
+    flip_a_byte(tmp_path / "10")
+    with pytest.raises(CheckpointError, match="^step 10 in .* is damaged"):
+        read_state(tmp_path, abstract(make_state(1)), only=10)
+    two_steps.save(50, make_state(5), {}, protected=50)
+    two_steps.wait()
+    assert names(tmp_path) == ["40", "50"]
+
+
 @pytest.mark.parametrize("damage", ["flip", "delete", "manifest", "empty"])
 def test_damaged_step_is_reported_and_skipped(two_steps, tmp_path, caplog, damage):
     if damage == "flip":

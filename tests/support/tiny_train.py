@@ -65,3 +65,15 @@ class StopAfter(hosts.Preemption):
     def is_due(self) -> bool:
         self.left -= 1
         return self.left < 0
+
+
+class StopAtRow(hosts.Preemption):
+    """As if SIGTERM came once a run has written this row of metrics.jsonl, or a later one."""
+
+    def __init__(self, workdir: Path, step: int, phase: str = ""):
+        super().__init__(is_watching=False)
+        self.path, self.step, self.phase = workdir / "metrics.jsonl", step, phase
+
+    def is_due(self) -> bool:
+        rows = read_metrics(self.path) if self.path.exists() else []
+        return bool(rows) and rows[-1]["step"] >= self.step and rows[-1]["phase"].startswith(self.phase)
