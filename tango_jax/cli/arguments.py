@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         spelled, mistakes, rest = self._spelled(argv), Mistakes(), []
         with mistakes.collected():
             options, rest = self.parse_known_args(spelled)
-            if self._choices and options.config is None and not vars(options).get("run"):
+            if self._choices and options.config is None and not vars(options).get("from"):
                 raise ValueError(f"no --config is given: {self._choices}; {USAGE}")
         if mistakes.messages:  # an option that is missing may be one that was misspelled
             others = [one for one in self._unknown_options(spelled) if not one.startswith(OVERRIDE)]

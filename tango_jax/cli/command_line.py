@@ -177,14 +177,16 @@ def parse_command_line(
                         f"{default_workdir}")
     parser.add_flag("--print-config", "print every setting of the run, and end")
     if command == "train":
-        parser.add_argument("--from", dest="run", metavar="RUN", help="begin with the newest policies of another run, "
+        parser.add_argument("--from", metavar="RUN", help="begin with the newest policies of another run, "
                             "with its settings (or --config) and those given here, in a new folder")
     with ends_in_one_line():
         options, overrides = parser.parse_overrides(argv)
         mistakes, workdir, config = Mistakes(), None, None
-        run = vars(options).get("run")
+        run = vars(options).get("from")
         if run:
-            options.config = options.config or str(local_path("--from", run) / "config.json")
+            settings = local_path("--from", run) / "config.json"
+            require(settings.is_file(), f"--from={run} is not the folder of a run: {settings} is missing")
+            options.config = options.config or str(settings)
         with mistakes.collected():
             name = f"{Path(run).name}_fork" if run else Path(_split(options.config)[0]).stem
             given = default_workdir.replace("NAME", name) if options.workdir is None else options.workdir

@@ -151,7 +151,7 @@ def test_the_command_takes_the_settings_of_the_run(config, tmp_path, capsys):
     assert made.fork_of == made.generator.init_from == made.verifier.init_from == str(tmp_path / "run")
     for arguments, message in (
         ([f"--from={tmp_path / 'run'}", f"--workdir={tmp_path / 'run'}"], "is the run that --from names: a"),
-        ([f"--from={tmp_path / 'none'}"], "none/config.json"),
+        ([f"--from={tmp_path / 'none'}"], "is not the folder of a run: "),
         ([], "no --config is given"),
     ):
         with pytest.raises(SystemExit) as stopped:
