@@ -60,7 +60,8 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
     rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
     # A checkpoint holds both roles, whatever was trained.
     phases = TURN_PHASES if has_one_policy(workdir) else {"generator": ("generator",), "verifier": VERIFIER_TURNS}[role]
-    is_trained = any(row["phase"] in phases for row in rows) if rows else not arm or role in arm["turns"]
+    tells = bool(rows) and not settings.fork_of  # a fork has no rows of the turns before it
+    is_trained = any(row["phase"] in phases for row in rows) if tells else not arm or role in arm["turns"]
     own = settings[role]
     stage = ("after reinforcement learning" if is_trained and not is_stage_one
              else "after stage 1 (SFT)" if is_stage_one or own.sft.steps or own.init_from else "not trained by it")

@@ -13,6 +13,7 @@ from support.tiny_checkpoints import save_run, write_tiny_folder
 from support.tiny_train import StopAtRow, repeatable_rows
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.config import ROLES
+from tango_jax.export import export
 from tango_jax.loop import run
 from tango_jax.loop.fork import check_fork, read_fork
 from tango_jax.loop.resume import abstract_states
@@ -76,6 +77,10 @@ def test_a_fork_goes_on_with_the_weights_moments_and_problems(source, policies, 
     expected = {task.train_problem(taken + number).question for number in range(config.rl.prompts_per_step)}
     rows = [row for row in read_rollouts(tmp_path / "fork/rollouts") if row["role"] == "generator"]
     assert {row["problem"]["question"] for row in rows if row["phase"] != "eval"} == expected
+
+    (tmp_path / "fork/checkpoints/1").rename(tmp_path / "later")
+    card = (export(tmp_path / "fork", "generator", tmp_path / "out") / "README.md").read_text()
+    assert re.search("^# Generator of a run of .*, after reinforcement learning$", card, re.MULTILINE)
 
     digest = sampled_digest([source / f"checkpoints/3/{MANIFEST}"])
     stored = read_provenance(tmp_path / "fork")
