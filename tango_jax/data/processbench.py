@@ -37,7 +37,7 @@ def solution_text(steps: tuple[str, ...]) -> str:
 
 def _read(row: Row) -> ProcessBenchRow:
     try:
-        steps, label = _steps(row.fields), value_of(row.fields, "label")
+        steps, label = steps_of(row.fields), value_of(row.fields, "label")
         if type(label) is not int or not NO_ERROR <= label < len(steps):
             raise BadRow(f"'label' is {shortened(label)}; it must be an index of the {len(steps)} steps, or {NO_ERROR}")
         is_correct = row.fields.get("final_answer_correct")
@@ -54,7 +54,8 @@ def _read(row: Row) -> ProcessBenchRow:
         raise ValueError(f"{row.where}: {error}; keys found: {found}; keys wanted: {WANTED}") from error
 
 
-def _steps(fields: Fields) -> tuple[str, ...]:
+def steps_of(fields: Fields) -> tuple[str, ...]:
+    """BadRow: no list of strings."""
     steps = decoded_of(value_of(fields, "steps"))
     if not isinstance(steps, list) or not steps or not all(isinstance(step, str) for step in steps):
         raise BadRow(f"'steps' must be a non-empty list of strings, not {shortened(steps)}")

@@ -27,7 +27,7 @@ from tango_jax.grading.grader import (
     grade_many,
 )
 from tango_jax.grading.steps import ParsedSolution, parse_solution
-from tango_jax.grading.verdict import ParsedVerification, parse_verification, why_misaligned
+from tango_jax.grading.verdict import ParsedVerification, find_marks, parse_verification, why_misaligned
 
 __all__ = [
     "FAILURES",
@@ -38,6 +38,7 @@ __all__ = [
     "answer_of",
     "check_grader",
     "close_pool",
+    "find_marks",
     "grade",
     "grade_many",
     "parse_solution",

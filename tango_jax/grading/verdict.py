@@ -11,9 +11,7 @@ from tango_jax.grading.steps import clamp_score, find_blocks, first_block, inner
 _SECTION_OPEN, _SECTION_CLOSE = "<step_verification>", "</step_verification>"
 _FINAL_OPEN, _FINAL_CLOSE = "<final_verification>", "</final_verification>"
 _VERDICT = re.compile(rf"{_FINAL_OPEN}\s*\\(?ai:box(?:ed)?\{{(CORRECT|INCORRECT)\}})\.?\s*{_FINAL_CLOSE}")
-_BOX_ENDINGS = {
-    f"\\{command}{{{word}}}": word == "correct" for command in ("box", "boxed") for word in ("correct", "incorrect")
-}
+_BOX_ENDINGS = tuple(f"\\{command}{{{word}}}" for command in ("box", "boxed") for word in ("correct", "incorrect"))
 
 BAD_VERDICT_PENALTY = 0.8
 NO_BLOCKS_PENALTY = 0.8
@@ -34,20 +32,39 @@ class ParsedVerification:
 
 def parse_verification(text: str, num_steps: int, generator_format_score: float = 1.0) -> ParsedVerification:
     """`num_steps` and `generator_format_score` describe the solution."""
-    section = first_block(text, "step_verification")
-    spans = () if section is None else find_blocks(section, "step")
-    blocks = tuple(inner_text(section, span, "step") for span in spans)
-    judgements = tuple(_judgement(block) for block in blocks)
-    # A block may quote a verdict from the solution; the verifier's follows its section.
-    section_end = 0 if section is None else text.index(_SECTION_CLOSE, text.index(_SECTION_OPEN))
-    verdict = _VERDICT.search(text, section_end) or _VERDICT.search(text)
+    blocks = tuple(block for _, block in _blocks(text))
+    marks, verdict = find_marks(text)
+    judgements = tuple(None if mark is None else text[slice(*mark)].lower() == "correct" for mark in marks)
     return ParsedVerification(
         judgements=judgements,
-        verdict="INVALID" if verdict is None else verdict.group(1).upper(),
+        verdict="INVALID" if verdict is None else text[slice(*verdict)].upper(),
         format_score=_format_score(text.strip(), blocks, judgements, num_steps, generator_format_score),
         aligned=bool(0 < num_steps == len(judgements)) and None not in judgements,
         blocks=blocks,
     )
+
+
+def find_marks(text: str) -> tuple[list[tuple[int, int] | None], tuple[int, int] | None]:
+    """(start, end) of the word CORRECT or INCORRECT in each block, and in the verdict; None: there is none."""
+    marks = []
+    for start, block in _blocks(text):
+        tail = block.rstrip().removesuffix(".")
+        is_marked = tail[-32:].lower().endswith(_BOX_ENDINGS)
+        marks.append((start + tail.rindex("{") + 1, start + len(tail) - 1) if is_marked else None)
+    # A block may quote a verdict from the solution; the verifier's follows its section.
+    sections = find_blocks(text, "step_verification")
+    verdict = _VERDICT.search(text, sections[0][1] - len(_SECTION_CLOSE) if sections else 0) or _VERDICT.search(text)
+    return marks, None if verdict is None else verdict.span(1)
+
+
+def _blocks(text: str) -> list[tuple[int, str]]:
+    """Where the inner text of each step block begins, and that text."""
+    sections = find_blocks(text, "step_verification")
+    if not sections:
+        return []
+    section = inner_text(text, sections[0], "step_verification")
+    offset = sections[0][0] + len(_SECTION_OPEN + "<step>")
+    return [(offset + span[0], inner_text(section, span, "step")) for span in find_blocks(section, "step")]
 
 
 def why_misaligned(judgements: tuple[bool | None, ...], num_steps: int) -> str:
@@ -60,14 +77,6 @@ def why_misaligned(judgements: tuple[bool | None, ...], num_steps: int) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + "s" * (count != 1)
-
-
-def _judgement(block: str) -> bool | None:
-    tail = block.rstrip()[-32:].removesuffix(".").lower()
-    for ending, is_correct in _BOX_ENDINGS.items():
-        if tail.endswith(ending):
-            return is_correct
-    return None
 
 
 def _format_score(

@@ -135,17 +135,23 @@ def goes_on(
     return ~is_stop_B & (length_B < limit_B) & jnp.isfinite(logp_B)
 
 
+def read_tokens(
+    config: ModelConfig, mesh: Mesh | None, weights: dict, token_BT: jax.Array
+) -> tuple[jax.Array, tuple]:
+    """Hidden states [B, T, D] of rows that are padded on the right, and each layer's cache."""
+    x_BTD = transformer.embed_tokens(config, weights, token_BT)
+    rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(token_BT.shape[1])[None], token_BT.shape))
+    settings = attention_of(config), mesh, kv.key_axis(config), bool(config.sample_cache_dtype)
+    by_window = {window: kv.make_prefill_attention(*settings, window) for window in config.windows}
+    attend_fns = [by_window[kind.window] for kind in config.layer_kinds]
+    return decode_layers.apply_split_layers(config, weights["layers"], x_BTD, rope, attend_fns)
+
+
 def read_prompts(
     config: ModelConfig, mesh: Mesh | None, weights: dict, token_PX: jax.Array, length_P: jax.Array
 ) -> tuple[kv.Prefix, jax.Array]:
     """Keys and values of the prompts, and the next token's logits [P, V]."""
-    P, X = token_PX.shape
-    x_PXD = transformer.embed_tokens(config, weights, token_PX)
-    rope = transformer.rope_tables(config, jnp.broadcast_to(jnp.arange(X)[None], (P, X)))
-    settings = attention_of(config), mesh, kv.key_axis(config), bool(config.sample_cache_dtype)
-    by_window = {window: kv.make_prefill_attention(*settings, window) for window in config.windows}
-    attend_fns = [by_window[kind.window] for kind in config.layer_kinds]
-    x_PXD, caches = decode_layers.apply_split_layers(config, weights["layers"], x_PXD, rope, attend_fns)
+    x_PXD, caches = read_tokens(config, mesh, weights, token_PX)
     # The head runs on one position of each prompt: all logits would be the largest array of sampling.
     last_P1D = jnp.take_along_axis(x_PXD, (length_P - 1)[:, None, None], axis=1)
     logits_PV = transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], last_P1D)[:, 0]
