@@ -32,7 +32,7 @@ from tango_jax.runtime.lock import locked
 def main(argv: Sequence[str] | None = None) -> None:
     with ends_in_one_line():
         settings = parse_settings(__doc__, argv)
-    with session(process_config(settings), settings.out) as console, locked(settings.out, console):
+    with session(process_config(settings.judge), settings.out) as console, locked(settings.out, console):
         evaluate_checkpoint(settings, console)
 
 

@@ -291,9 +291,9 @@ def _introduction(settings: Settings, results: Sequence[SetResult]) -> str:
     return "\n".join(lines)
 
 
-def process_config(settings: Settings) -> ConfigDict:
+def process_config(checkpoint: str) -> ConfigDict:
     config = default_config().copy_and_resolve_references()
-    config.generator.checkpoint = settings.judge
+    config.generator.checkpoint = checkpoint
     return config
 
 

@@ -155,11 +155,11 @@ def _sampler_config(max_prompt: int, max_new: int, rows: int) -> SamplerConfig:
     longer than it saves: with many rows there are fewer sizes."""
     start = 64 if rows == 1 else 256
     return SamplerConfig(
-        prompt_buckets=_doubling_buckets(start, max_prompt),
-        cache_buckets=_doubling_buckets(2 * start, max_new),
+        prompt_buckets=doubling_buckets(start, max_prompt),
+        cache_buckets=doubling_buckets(2 * start, max_new),
         row_buckets=(rows // 4, rows) if rows >= 4 else (rows,),
     )
 
 
-def _doubling_buckets(start: int, last: int) -> tuple[int, ...]:
+def doubling_buckets(start: int, last: int) -> tuple[int, ...]:
     return (*(start << power for power in range(32) if start << power < last), last)

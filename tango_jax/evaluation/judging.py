@@ -1,0 +1,276 @@
+r"""A verifier's judgements of given solutions, and the probability with which it writes each mark.
+
+P(CORRECT) of a mark is read at the first token at which `\boxed{CORRECT}` and `\boxed{INCORRECT}` differ in the
+verifier's tokenizer, after the prompt and all that the verification says before it: p(CORRECT's token) / (p(CORRECT's
+token) + p(INCORRECT's token)), from the model's own logits (temperature 1), in a pass over the whole text. A word in
+lower case is compared with the other in lower case.
+"""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tango_jax.data.processbench import solution_text, steps_of
+from tango_jax.data.row_fields import BadRow, text_of
+from tango_jax.data.rows import Row
+from tango_jax.evaluation.shards import digest
+from tango_jax.grading import find_marks, parse_solution
+from tango_jax.method.texts import make_verification
+from tango_jax.records import Problem, Solution
+from tango_jax.runtime import rng
+from tango_jax.runtime.atomic import write_atomically
+from tango_jax.runtime.checks import require
+from tango_jax.runtime.console import Console
+from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, CheckpointSamplerSettings, open_checkpoint_sampler
+from tango_jax.sampling.given_text import LogitsFn, make_logits_fn
+from tango_jax.text.prompts import solution_of
+from tango_jax.text.templates import judged, verifier_prompt
+from tango_jax.text.tokenizer import Tokenizer, token_of_character
+from tango_jax.weights.workdir import identify_weights
+
+SPLITS = {"blank_line": r"\n\s*\n", "line": r"\n"}
+WANTED = "problem, and either steps (a list of strings) or solution (a text)"
+_NO_LIMIT = 1 << 30
+_DIGITS = 6  # of a probability; in the last ones, batches differ by rounding
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgeSettings:
+    split: str = ""  # one of SPLITS, for solutions without <step> tags
+    samples: int = 1  # verifications of a solution; 1: greedy, more: sampled
+    temperature: float = 1.0  # of several samples
+    scored: bool = False  # nothing is sampled: the marks stand in a text without remarks
+    seed: int = 0
+    sampler: CheckpointSamplerSettings = CheckpointSamplerSettings(rows=64, default_tokens=4096)
+
+
+class Claim(NamedTuple):
+    """A row to judge."""
+
+    fields: dict[str, Any]
+    solution: Solution
+    prompt: list[int]
+    digest: str  # of the prompt
+
+
+class Place(NamedTuple):
+    """Where a mark's probability is read."""
+
+    row: list[int]  # prompt and verification
+    index: int  # of the token after which the two words differ
+    correct: int  # the next token of each word
+    incorrect: int
+
+
+def judge_rows(
+    rows: Sequence[Row], verifier: str, settings: JudgeSettings, console: Console, out: Path | None = None
+) -> list[dict[str, Any]]:
+    """Each row's fields with `verifications`, `mean` and `digest`. With `out`, rows are written as they are judged, and
+    those that the file already holds are not judged again.
+
+    Raises ValueError, before the weights are read: a row cannot be judged, or `out` is by another verifier or settings.
+    """
+    sampler = open_checkpoint_sampler("verifier", verifier, settings.sampler)
+    claims = [read_claim(row, settings, sampler) for row in rows]
+    who = digest(repr((verifier, *identify_weights(verifier, "verifier"), sampler.template, settings.samples,
+                       settings.temperature, settings.scored, settings.seed, settings.sampler.use_chat,
+                       settings.sampler.dtype, sampler.sampler.config.cache_buckets[-1])))
+    found = {} if out is None else _read_judged(out, who)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    missing = list({claim.digest: claim for claim in claims if claim.digest not in found}.values())
+    if missing:
+        with console.stage("Judging", len(claims), len(claims) - len(missing)) as progress:
+            logits_fn = make_logits_fn(sampler := sampler.with_weights())
+            size = max(1, settings.sampler.rows // settings.samples)
+            for part in (missing[start : start + size] for start in range(0, len(missing), size)):
+                new = {claim.digest: {**result, "digest": f"{who}-{claim.digest}"}
+                       for claim, result in zip(part, _judge(sampler, logits_fn, part, settings), strict=True)}
+                found |= new
+                if out is not None:
+                    with open(out, "a", encoding="utf-8") as file:
+                        file.writelines(_line(claim.fields | new[claim.digest]) for claim in part)
+                progress.advance(len(part), phase="solution")
+    results = [claim.fields | found[claim.digest] for claim in claims]
+    if out is not None:
+        write_atomically(out, "".join(map(_line, results)))  # in the order of the rows
+    return results
+
+
+def read_claim(row: Row, settings: JudgeSettings, sampler: CheckpointSampler) -> Claim:
+    """Raises ValueError with the row's place: a field is missing, or its prompt is too long."""
+    try:
+        solution = _read_solution(row, settings.split)
+    except BadRow as error:
+        keys = ", ".join(map(str, row.fields)) or "none"
+        raise ValueError(f"{row.where}: {error}; keys found: {keys}; keys wanted: {WANTED}") from error
+    # Without a limit: what is judged is the whole solution, never a part of it.
+    prompt, _ = verifier_prompt(sampler.template, sampler.tokenizer, solution.problem, solution.text,
+                                len(solution.steps), _NO_LIMIT)
+    require(len(prompt) <= sampler.max_prompt,
+            f"{row.where}: with its {len(solution.steps)} steps the prompt has {len(prompt)} tokens; the limit is "
+            f"{sampler.max_prompt}: raise --max_prompt, or leave the row out")
+    longest, tokens = sampler.sampler.config.longest, len(prompt) + len(_slots(sampler.tokenizer, solution))
+    require(not settings.scored or tokens <= longest,
+            f"{row.where}: with marks for its {len(solution.steps)} steps it has {tokens} tokens; the limit is "
+            f"{longest}: raise --max_new, or leave the row out")
+    return Claim(row.fields, solution, prompt, digest(repr(prompt)))
+
+
+def _read_solution(row: Row, split: str) -> Solution:
+    problem = Problem(row.id, text_of(row.fields, "problem"), "")
+    if row.fields.get("steps") is not None:
+        steps = steps_of(row.fields)
+        return solution_of(problem, solution_text(steps), len(steps))
+    text = text_of(row.fields, "solution")
+    if steps := parse_solution(text).steps:
+        return solution_of(problem, text, len(steps))
+    if not split:
+        raise BadRow(f"'solution' has no <step> tags: cut it into steps with --split={' or --split='.join(SPLITS)}")
+    steps = tuple(part.strip() for part in re.split(SPLITS[split], text) if part.strip())
+    return solution_of(problem, solution_text(steps), len(steps))
+
+
+def _slots(tokenizer: Tokenizer, solution: Solution) -> list[int]:
+    """A verification without remarks, in which every mark is CORRECT."""
+    count = len(solution.steps)
+    return tokenizer.encode_response(judged([""] * count, [True] * count, end="\n"))
+
+
+def _judge(
+    sampler: CheckpointSampler, logits_fn: LogitsFn, claims: Sequence[Claim], settings: JudgeSettings
+) -> list[dict[str, Any]]:
+    samples = 1 if settings.scored else settings.samples
+    if settings.scored:
+        responses = [(_slots(sampler.tokenizer, claim.solution), False) for claim in claims]
+    else:
+        # By what is judged, not by its place: other rows in the file change nothing.
+        number_PM = np.array([[int(digest(claim.digest, str(sample)), 16) % 2**31 for sample in range(samples)]
+                              for claim in claims])
+        temperature = settings.temperature if samples > 1 else 0.0
+        rollout = sampler.sample([claim.prompt for claim in claims], number_PM, rng.step_key(settings.seed, "judge"),
+                                 temperature)
+        responses = list(zip(rollout.tokens, rollout.is_truncated_B, strict=True))
+    owners = [claim for claim in claims for _ in range(samples)]
+    probabilities = mark_probabilities(
+        sampler.tokenizer, logits_fn, [claim.prompt for claim in owners], [tokens for tokens, _ in responses])
+    verifications = [
+        _verification(sampler.tokenizer, claim.solution, *response, *found, settings.scored)
+        for claim, response, found in zip(owners, responses, probabilities, strict=True)
+    ]
+    groups = [verifications[start : start + samples] for start in range(0, len(verifications), samples)]
+    return [{"verifications": group, "mean": _means(group)} for group in groups]
+
+
+def mark_probabilities(
+    tokenizer: Tokenizer, logits_fn: LogitsFn, prompts: Sequence[list[int]], responses: Sequence[Sequence[int]]
+) -> list[tuple[list[float | None], float | None]]:
+    """P(CORRECT) of each step block's mark and of the verdict, for each response; None: it has no such mark."""
+    placed = [_places(tokenizer, prompt, tokens) for prompt, tokens in zip(prompts, responses, strict=True)]
+    places = [place for row in placed for place in row if place is not None]
+    rows = {id(place.row): place.row for place in places}
+    chosen = sorted({token for place in places for token in (place.correct, place.incorrect)})
+    logits = dict(zip(rows, logits_fn(list(rows.values()), chosen), strict=True)) if rows else {}
+
+    def probability(place: Place | None) -> float | None:
+        if place is None:
+            return None
+        of_words = logits[id(place.row)][place.index, [chosen.index(place.correct), chosen.index(place.incorrect)]]
+        difference = float(of_words[1]) - float(of_words[0])
+        if not math.isfinite(difference):
+            raise FloatingPointError("the logits are NaN or infinite: the weights hold values that are not finite")
+        return round(float(1 / (1 + np.exp(difference))), _DIGITS)
+
+    found = [[probability(place) for place in row] for row in placed]
+    return [(row[:-1], row[-1]) for row in found]
+
+
+def _places(tokenizer: Tokenizer, prompt: list[int], tokens: Sequence[int]) -> list[Place | None]:
+    """Of each step block's mark, and of the verdict."""
+    text, ends = tokenizer.decode_with_ends(tokens)
+    marks, verdict = find_marks(text)
+    row = [*prompt, *map(int, tokens)]
+
+    def place(start: int, end: int) -> Place:
+        case_fn = str.lower if text[start:end].islower() else str.upper
+        pair = [tokenizer.encode_fn(f"{text[:start]}{case_fn(word)}}}") for word in ("correct", "incorrect")]
+        first = next(index for index, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
+        # The tokens that differ may begin before the word, as in "{COR".
+        own_ends = [0, *tokenizer.decode_with_ends(pair[0])[1]]
+        character = start + len("correct}") - (own_ends[-1] - own_ends[first])
+        token = token_of_character(ends, character)
+        if [0, *ends][token] == character:
+            return Place(row, len(prompt) + token - 1, pair[0][first], pair[1][first])
+        # The model spelled its text with other tokens than its tokenizer, which then decides.
+        return Place([*prompt, *pair[0]], len(prompt) + first - 1, pair[0][first], pair[1][first])
+
+    return [None if mark is None else place(*mark) for mark in (*marks, verdict)]
+
+
+def _verification(
+    tokenizer: Tokenizer, solution: Solution, tokens: Sequence[int], is_truncated: bool,
+    p_steps: list[float | None], p_verdict: float | None, is_scored: bool,
+) -> dict[str, Any]:
+    parsed = make_verification(solution, *tokenizer.decode_with_ends(tokens), is_truncated)
+    judgements, verdict = list(parsed.judgements), parsed.verdict
+    if is_scored:  # the text has CORRECT everywhere
+        judgements = [None if p is None else p >= 0.5 for p in p_steps]
+        verdict = "INVALID" if p_verdict is None else "CORRECT" if p_verdict >= 0.5 else "INCORRECT"
+    return {"judgements": judgements, "p_steps": p_steps, "verdict": verdict, "p_verdict": p_verdict,
+            "is_aligned": parsed.is_aligned, "is_truncated": bool(is_truncated), "text": parsed.text}
+
+
+def _means(verifications: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of the steps, over the verifications that judge each step once; of the verdict, over those that have one."""
+    aligned = [one for one in verifications if one["is_aligned"]]
+    p_verdicts = [one["p_verdict"] for one in verifications if one["p_verdict"] is not None]
+
+    def mean(values: Sequence) -> Any:
+        return np.mean(values, axis=0).round(_DIGITS).tolist() if len(values) else None
+
+    return {"p_steps": mean([one["p_steps"] for one in aligned]), "p_verdict": mean(p_verdicts),
+            "correct_steps": mean([one["judgements"] for one in aligned]),
+            "correct_verdict": mean([one["verdict"] == "CORRECT" for one in verifications])}
+
+
+def summary(results: Sequence[dict[str, Any]]) -> str:
+    verifications = [one for result in results for one in result["verifications"]]
+    invalid = sum(one["verdict"] == "INVALID" for one in verifications)
+    misaligned = sum(not one["is_aligned"] for one in verifications)
+    text = (f"{len(results)} solutions, {len(verifications)} verifications: {invalid} without a verdict (INVALID), "
+            f"{misaligned} without one judgement for each step")
+    if verifications and invalid == len(verifications):
+        text += ("; this model does not write the marks: is it a verifier, and --template its own? --scored reads "
+                 "probabilities without them")
+    return text
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, default=str) + "\n"  # parquet has dates
+
+
+def _read_judged(out: Path, who: str) -> dict[str, dict[str, Any]]:
+    """{digest of a prompt: its result} of an earlier call. ValueError: a line is by another verifier or settings."""
+    if not out.exists():
+        return {}
+    *lines, torn = out.read_text(encoding="utf-8", errors="replace").split("\n")
+    found = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            judge, _, claim = row["digest"].partition("-")
+            result = {name: row[name] for name in ("verifications", "mean", "digest")}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            judge = ""
+        require(judge == who, f"{out}, line {number}, was not written by this verifier with these settings: choose "
+                              "another --out, or remove the file")
+        found[claim] = result
+    if torn:  # by a kill
+        write_atomically(out, "".join(f"{line}\n" for line in lines))
+    return found
