@@ -29,7 +29,6 @@ If interrupted, the same command judges the rest. From Python:
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tango_jax.cli.arguments import Parser
@@ -52,7 +51,7 @@ RANGES = {
 }
 
 
-def judge(rows: Sequence[Mapping[str, Any]], verifier: str, **options: Any) -> list[dict[str, Any]]:
+def judge(rows: Sequence[Mapping[str, Any]], verifier: str, /, **options: Any) -> list[dict[str, Any]]:
     """The rows with their judgements. `options`: those of the command line. ValueError: a row cannot be judged."""
     args = _parser().parse_args([f"--verifier={verifier}", "--file=", "--out="])
     unknown = sorted(options.keys() - vars(args).keys())
@@ -91,7 +90,7 @@ def _parser() -> Parser:
     parser.add_argument("--verifier", "--checkpoint", required=True, help="what judges")
     parser.add_argument("--file", required=True, help="rows with problems and solutions")
     parser.add_argument("--out", required=True, help="JSONL file of the judged rows")
-    parser.add_argument("--split", default="", help="cuts a solution without <step> tags into steps: blank_line or line")
+    parser.add_argument("--split", default="", help="cuts a solution without <step> tags: blank_line or line")
     parser.add_argument("--samples", type=int, default=1, help="verifications of a solution; 1: greedy, more: sampled")
     parser.add_argument("--temperature", type=float, default=1.0, help="of several samples")
     parser.add_flag("--scored", "read the marks in one pass, without sampling")

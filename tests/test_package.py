@@ -20,7 +20,8 @@ from tango_jax.tracking.loggers import PACKAGES
 
 ROOT = Path(tango_jax.__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-COMMANDS = ("train", "sft", "generate", "sample", "export", "evaluate", "grade", "report", "plan", "bench", "ablate")
+COMMANDS = ("train", "sft", "generate", "sample", "export", "evaluate", "judge", "grade", "report", "plan",
+            "bench", "ablate")
 
 
 def run(command: list, folder: Path, **environment: str) -> subprocess.CompletedProcess:

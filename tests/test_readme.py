@@ -19,7 +19,7 @@ from support.paths import CONFIGS, ROOT
 from support.processes import Finished, finish
 from support.tiny_checkpoints import MODEL, write_tiny_folder
 from support.xla_settings import on_devices
-from tango_jax import ablate, bench, evaluate, export, generate, grade, plan, report, sample, sft, train
+from tango_jax import ablate, bench, evaluate, export, generate, grade, judge, plan, report, sample, sft, train
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_config
 from tango_jax.cli.config_file import open_config
@@ -41,7 +41,7 @@ PAGES = sorted(
                                        for page in (ROOT / folder).rglob("*.md")))
 )
 COMMANDS = {module.__name__.removeprefix("tango_jax."): module.main for module in (
-    train, sft, generate, sample, export, evaluate, grade, report, plan, bench, ablate)}
+    train, sft, generate, sample, export, evaluate, judge, grade, report, plan, bench, ablate)}
 
 
 def block(beginning: str) -> str:

@@ -243,7 +243,7 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
     verifications = [one for result in results for one in result["verifications"]]
     invalid = sum(one["verdict"] == "INVALID" for one in verifications)
     misaligned = sum(not one["is_aligned"] for one in verifications)
-    text = (f"{len(results)} solutions, {len(verifications)} verifications: {invalid} without a verdict (INVALID), "
+    text = (f"solutions: {len(results)}, verifications: {len(verifications)}, of which {invalid} without a verdict (INVALID), "
             f"{misaligned} without one judgement for each step")
     if verifications and invalid == len(verifications):
         text += ("; this model does not write the marks: is it a verifier, and --template its own? --scored reads "

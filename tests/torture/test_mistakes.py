@@ -13,5 +13,6 @@ def test_there_are_a_hundred_of_them_over_all_commands():
     lines = {(command, *added) for command, *added in WRITTEN} | set(IN_THE_ENVIRONMENT)
     assert len(lines) == len(WRITTEN) + len(IN_THE_ENVIRONMENT) >= 100
     assert {command for command, *_ in WRITTEN} == {
-        "train", "sft", "generate", "sample", "export", "evaluate", "grade", "report", "plan", "bench", "ablate",
+        "train", "sft", "generate", "sample", "export", "evaluate", "judge", "grade", "report", "plan", "bench",
+        "ablate",
     }
