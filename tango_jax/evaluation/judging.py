@@ -116,10 +116,10 @@ def read_claim(row: Row, settings: JudgeSettings, sampler: CheckpointSampler) ->
     require(len(prompt) <= sampler.max_prompt,
             f"{row.where}: with its {len(solution.steps)} steps the prompt has {len(prompt)} tokens; the limit is "
             f"{sampler.max_prompt}: raise --max_prompt, or leave the row out")
-    longest, tokens = sampler.sampler.config.longest, len(prompt) + len(_slots(sampler.tokenizer, solution))
-    require(not settings.scored or tokens <= longest,
-            f"{row.where}: with marks for its {len(solution.steps)} steps it has {tokens} tokens; the limit is "
-            f"{longest}: raise --max_new, or leave the row out")
+    if settings.scored:
+        longest, tokens = sampler.sampler.config.longest, len(prompt) + len(_slots(sampler.tokenizer, solution))
+        require(tokens <= longest, f"{row.where}: with marks for its {len(solution.steps)} steps it has {tokens} "
+                                   f"tokens; the limit is {longest}: raise --max_new, or leave the row out")
     return Claim(row.fields, solution, prompt, digest(repr(prompt)))
 
 
@@ -243,8 +243,8 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
     verifications = [one for result in results for one in result["verifications"]]
     invalid = sum(one["verdict"] == "INVALID" for one in verifications)
     misaligned = sum(not one["is_aligned"] for one in verifications)
-    text = (f"solutions: {len(results)}, verifications: {len(verifications)}, of which {invalid} without a verdict (INVALID), "
-            f"{misaligned} without one judgement for each step")
+    text = (f"solutions: {len(results)}, verifications: {len(verifications)}, of which {invalid} without a verdict "
+            f"(INVALID), {misaligned} without one judgement for each step")
     if verifications and invalid == len(verifications):
         text += ("; this model does not write the marks: is it a verifier, and --template its own? --scored reads "
                  "probabilities without them")

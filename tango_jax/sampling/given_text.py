@@ -9,12 +9,13 @@ from jax.sharding import Mesh
 
 from tango_jax.models import transformer
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.sampling.buckets import CHUNK_TOKENS, bucket_of
+from tango_jax.sampling.buckets import bucket_of
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, doubling_buckets
 from tango_jax.sampling.decode import read_tokens
 from tango_jax.text.tokenizer import PAD_ID
 
 _SHORTEST, _COLUMNS = 256, 8  # least length of a compiled row; what the number of chosen tokens is rounded up to
+_PASS_TOKENS = 2048  # keep a device busy, and leave little of it to padding where rows are few
 
 LogitsFn = Callable[[Sequence[Sequence[int]], Sequence[int]], list[np.ndarray]]
 
@@ -30,7 +31,7 @@ def make_logits_fn(sampler: CheckpointSampler) -> LogitsFn:
         buckets = doubling_buckets(_SHORTEST, max(config.longest, *map(len, rows)))
         for T in sorted({bucket_of(len(row), buckets) for row in rows}):
             same = [index for index, row in enumerate(rows) if bucket_of(len(row), buckets) == T]
-            count = max(1, CHUNK_TOKENS // T) * config.row_multiple  # rows of a pass; one program for each length
+            count = max(1, _PASS_TOKENS // T) * config.row_multiple  # one program for each length
             for part in (same[start : start + count] for start in range(0, len(same), count)):
                 token_BT = np.full((count, T), PAD_ID, np.int32)
                 for b, index in enumerate(part):

@@ -145,9 +145,9 @@ def test_marks_that_are_not_there_have_no_probability(folder, scripted):
     assert found["p_steps"][0] is None and 0 < found["p_steps"][1] < 1 and found["p_verdict"] is None
     assert result["mean"] == {"p_steps": None, "p_verdict": None, "correct_steps": None, "correct_verdict": 0.0}
     assert judging.summary([result]) == (
-        "solutions: 1, verifications: 1, of which 1 without a verdict (INVALID), 1 without one judgement for each step; "
-        "this model does not write the marks: is it a verifier, and --template its own? --scored reads probabilities "
-        "without them")
+        "solutions: 1, verifications: 1, of which 1 without a verdict (INVALID), 1 without one judgement for each "
+        "step; this model does not write the marks: is it a verifier, and --template its own? --scored reads "
+        "probabilities without them")
 
 
 def test_samples_have_means(folder, scripted):
@@ -241,7 +241,7 @@ def test_scored_rows_of_processbench_without_sampling(folder, tmp_path, capsys):
         assert len(found["p_steps"]) == len(row["steps"]) and all(0 < p < 1 for p in found["p_steps"])
         assert found["judgements"] == [p >= 0.5 for p in found["p_steps"]] and found["is_aligned"]
         assert found["verdict"] == ("CORRECT" if found["p_verdict"] >= 0.5 else "INCORRECT")
-    assert f"solutions: {len(rows)}, verifications: {len(rows)}, of which 0 without a verdict" in capsys.readouterr().out
+    assert f"verifications: {len(rows)}, of which 0 without a verdict (INVALID), 0 with" in capsys.readouterr().out
     again = command.judge(given, folder, scored=True, template="plain", rows=2)
     np.testing.assert_allclose(probabilities(again), probabilities(rows), atol=2e-6)
 
