@@ -185,7 +185,7 @@ def mark_probabilities(
         difference = float(of_words[1]) - float(of_words[0])
         if not math.isfinite(difference):
             raise FloatingPointError("the logits are NaN or infinite: the weights hold values that are not finite")
-        return round(float(1 / (1 + np.exp(difference))), _DIGITS)
+        return round(float(np.exp(-np.logaddexp(0.0, difference))), _DIGITS)
 
     found = [[probability(place) for place in row] for row in placed]
     return [(row[:-1], row[-1]) for row in found]
@@ -223,7 +223,8 @@ def _verification(
         judgements = [None if p is None else p >= 0.5 for p in p_steps]
         verdict = "INVALID" if p_verdict is None else "CORRECT" if p_verdict >= 0.5 else "INCORRECT"
     return {"judgements": judgements, "p_steps": p_steps, "verdict": verdict, "p_verdict": p_verdict,
-            "is_aligned": parsed.is_aligned, "is_truncated": bool(is_truncated), "text": parsed.text}
+            "text": "" if is_scored else parsed.text, "is_aligned": parsed.is_aligned,
+            "is_truncated": bool(is_truncated)}
 
 
 def _means(verifications: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -261,7 +262,8 @@ def _read_judged(out: Path, who: str) -> dict[str, dict[str, Any]]:
         return {}
     *lines, torn = out.read_text(encoding="utf-8", errors="replace").split("\n")
     found = {}
-    for number, line in enumerate(lines, 1):
+    # One unfinished line alone may be anybody's file.
+    for number, line in enumerate(lines or [torn] * bool(torn), 1):
         try:
             row = json.loads(line)
             judge, _, claim = row["digest"].partition("-")

@@ -224,6 +224,11 @@ def test_resumed_equals_uninterrupted(folder, scripted, tmp_path):
     driver.sample = sample
     assert judge_rows(rows, folder, settings, SILENT, out) == results and out.read_bytes() == whole
 
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"an": "unfinished line"')
+    with pytest.raises(ValueError, match="other.jsonl, line 1, was not written by this verifier"):
+        judge_rows(rows, folder, settings, SILENT, other)
+    assert other.read_text() == '{"an": "unfinished line"'
     for changed in (dataclasses.replace(settings, seed=1), dataclasses.replace(settings, samples=3)):
         with pytest.raises(ValueError, match="line 1, was not written by this verifier with these settings"):
             judge_rows(rows, folder, changed, SILENT, out)
