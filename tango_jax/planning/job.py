@@ -119,11 +119,9 @@ class SizedPolicy:
 
     @property
     def trained_groups(self) -> tuple[int, int]:
-        """(prompts, responses of each) in a minibatch."""
-        prompts = prompts_per_minibatch(self.rl.prompts_per_step, self.processes, self.config.loss.minibatches)
-        if self.learner is None:
-            return prompts, self.rl.samples_per_prompt
-        return math.ceil(prompts * self.learner.prompts / self.rl.prompts_per_step), self.learner.samples
+        """(prompts, responses of each) that a minibatch has room for."""
+        prompts, M, is_joined = self.learner or Trained(self.rl.prompts_per_step, self.rl.samples_per_prompt)
+        return prompts_per_minibatch(prompts, self.processes, self.config.loss.minibatches, is_joined), M
 
     @functools.cached_property
     def stage_one(self) -> Batch | None:

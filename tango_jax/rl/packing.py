@@ -110,17 +110,16 @@ def pack_minibatch(
         if is_chosen_B[b]
     ]
     most = learner.most_prompts or len(learner.prompts)
-    # Groups of joined responses differ in size: one process may have a whole minibatch.
-    parts = 1 if learner.is_joined else loss.minibatches
-    max_prompts = prompts_per_minibatch(most, jax.process_count(), parts)
+    max_prompts = prompts_per_minibatch(most, jax.process_count(), loss.minibatches, learner.is_joined)
     shape = pack_shape(config)
     batch = pack(sequences, shape, max_prompts * group_size, max_prompts, placement.num_local_shards)
     return place_batch(placement, batch)
 
 
-def prompts_per_minibatch(num_prompts: int, num_processes: int, minibatches: int) -> int:
+def prompts_per_minibatch(num_prompts: int, num_processes: int, minibatches: int, is_joined: bool = False) -> int:
     """The most prompts of one minibatch that a process can have."""
-    return math.ceil(math.ceil(num_prompts / num_processes) / minibatches)
+    # Groups of joined responses differ in size: all of a process's may be in one minibatch.
+    return math.ceil(math.ceil(num_prompts / num_processes) / (1 if is_joined else minibatches))
 
 
 def _micro_batches(sequences: Sequence[TrainSequence], shape: PackShape) -> list[MicroBatchRows]:

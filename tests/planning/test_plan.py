@@ -12,6 +12,7 @@ from support.paths import ROOT
 from tango_jax import plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES, default_config
+from tango_jax.loop.compilation import _batches
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.advice import advice
 from tango_jax.planning.assumed_lengths import Even, evenly_spaced_lengths
@@ -139,17 +140,18 @@ def test_a_role_that_is_not_trained_has_no_update():
         assert of_updates == [f"{trained}/score", f"{trained}/update"]
 
 
-def test_an_update_holds_what_the_arm_trains_on():
-    """In second_try both tries are trained on."""
-    config = load_config(str(ROOT / "configs/tiny.py"), ["arm=second_try"])
+@pytest.mark.parametrize("minibatches", [1, 2, 4])
+@pytest.mark.parametrize("arm", ["tango", "second_try"])
+def test_an_update_is_planned_with_the_batch_that_is_compiled(arm, minibatches):
+    """In second_try both tries are trained on, and all may be of one minibatch's problems."""
+    config = load_config(str(ROOT / "configs/tiny.py"), [f"arm={arm}", f"generator.loss.minibatches={minibatches}"])
     job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
-    plain = counted_job().policies["generator"]
-    prompts, samples = plain.trained_groups
-    learner = job.method.rehearsals["generator"].learner
-    assert job.policies["generator"].trained_groups == (prompts * learner.prompts // config.rl.prompts_per_step,
-                                                        learner.samples)
-    rows = [policy.batch.weight_NZRT.size for policy in (plain, job.policies["generator"])]
-    assert rows[0] < rows[1]
+    planned, learner = job.policies["generator"], job.method.rehearsals["generator"].learner
+    for batch in _batches(job.functions["generator"], config.generator.max_prompt, learner):
+        assert jax.tree.map(np.shape, batch) == jax.tree.map(np.shape, planned.batch)
+    rl = config.rl
+    room = rl.prompts_per_step // minibatches if arm == "tango" else 2 * rl.prompts_per_step * rl.samples_per_prompt
+    assert planned.trained_groups == (room, rl.samples_per_prompt if arm == "tango" else 1)
 
 
 def counted_job(*settings: str):
