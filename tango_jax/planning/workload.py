@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from tango_jax.method.rehearsal import Rehearsal
 from tango_jax.planning.assumed_lengths import AssumedLengths, evenly_spaced_lengths, shuffled
 from tango_jax.planning.costs import MicroBatchShape
 from tango_jax.planning.job import Job
@@ -104,21 +105,40 @@ def update_workload(
     config, shards = job.policies[role].config, job.policies[role].placement.num_local_shards
     rehearsal, told = job.method.rehearsals.get(role), measured.get(role)
     prompts, M = dataclasses.replace(job.policies[role], learner=rehearsal and rehearsal.learner).trained_groups
-    there = max(1, math.ceil(prompts * told.share)) if told else prompts
+    is_joined = rehearsal is not None and rehearsal.learner.is_joined
+    prompt_B = _joined_prompts(job, role, rehearsal) if is_joined else [b // M for b in range(prompts * M)]
+    there = max(1, math.ceil(len(prompt_B) // M * told.share)) * M if told else len(prompt_B)
     trained = told._replace(mean=told.trained_mean) if told and told.trained_mean is not None else told
-    responses = shuffled(response_lengths(lengths, job.config, role, prompts * M, trained))
-    of_prompts = shuffled(lengths.prompts(job.config, role, prompts), seed=1)
-    sequences = [_sequence([b // M] * of_prompts[b // M], responses[b]) for b in range(there * M)]
+    responses = shuffled(response_lengths(lengths, job.config, role, len(prompt_B), trained))
+    of_prompts = shuffled(lengths.prompts(job.config, role, prompt_B[-1] + 1), seed=1)
+    sequences = [_sequence([p] * of_prompts[p], length)
+                 for p, length in zip(prompt_B[:there], responses[:there], strict=True)]
     shape, calls = pack_shape(config), config.loss.minibatches
     return packed(sequences, shape, prompts * M, prompts, shards, calls, config.logp_chunk)
 
 
+def _joined_prompts(job: Job, role: str, rehearsal: Rehearsal) -> list[int]:
+    """The number of the prompt of each joined response in a minibatch: those of one call share its prompts."""
+    parts, samples = job.processes * job.policies[role].config.loss.minibatches, []  # of each prompt
+    for call in rehearsal.calls.values():
+        samples += [call.samples] * math.ceil(call.prompts / parts) if call.prompt.role == role else []
+    prompt_B = [p for p, count in enumerate(samples) for _ in range(count)]
+    return prompt_B[: math.ceil(rehearsal.learner.prompts / parts)]
+
+
 def stage_one_workload(job: Job, role: str, lengths: AssumedLengths) -> UpdateWorkload:
     policy, shards = job.policies[role], job.policies[role].placement.num_local_shards
-    shape, count = sft_pack_shape(policy.config), policy.sft_examples
-    responses = shuffled(lengths.responses(job.config, role, count))
-    whole = np.minimum(shape.row_length, lengths.prompts(job.config, role, count) + responses)
-    return packed([_sequence([], length) for length in whole], shape, count, 0, shards)
+    shape, most = sft_pack_shape(policy.config), policy.sft_examples
+
+    def examples(of: str) -> np.ndarray:
+        count = math.ceil(most / (2 if policy.rehearses else 1))
+        return lengths.prompts(job.config, of, count) + shuffled(lengths.responses(job.config, of, count))
+
+    whole = np.minimum(shape.row_length, examples(role))
+    if policy.rehearses:  # the generator's are left out where they do not fit into a row
+        rehearsed = examples("generator")
+        whole = np.concatenate([whole, rehearsed[rehearsed <= shape.row_length]])
+    return packed([_sequence([], length) for length in whole[:most]], shape, most, 0, shards)
 
 
 def _sequence(prompt: list[int], length: int) -> TrainSequence:
