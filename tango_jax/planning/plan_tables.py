@@ -10,6 +10,7 @@ from tango_jax.planning.targets import GIB, Target, missing_compilers
 from tango_jax.planning.workload import TAIL, SamplingWorkload, UpdateWorkload
 from tango_jax.runtime.ahead import MOST_AT_A_TIME
 from tango_jax.runtime.console import Console, format_seconds
+from tango_jax.runtime.user_code import is_user_code
 
 PARTS = ("parameters", "optimizer", "weights", "cache", "gradients", "activations", "temporaries", "peak")
 
@@ -157,6 +158,9 @@ def assumptions(plan: RunPlan) -> list[str]:
     if most := {call.prompt.name: None for call in calls if call.at_most}:
         lines.append(f"the number of prompts of the kind {' and '.join(most)} depends on earlier responses: the most "
                      "possible is counted")
+    if is_user_code(options.config.task.name):
+        lines.append(f"evaluations judge eval.pool={options.config.eval.pool} fixed solutions; a plan does not make "
+                     f"task.name={options.config.task.name}: plan with eval.pool=1 if it has no pool_solution")
     if further := options.config.rl.dynamic_sampling:
         lines.append(f"a turn samples one batch of problems; with rl.dynamic_sampling={further} it may sample up to "
                      f"{1 + further}, and then takes up to {1 + further} times as long for solutions, and for the "

@@ -13,6 +13,7 @@ from tango_jax.planning.programs import Program
 from tango_jax.planning.time_model import TimeModel
 from tango_jax.planning.workload import sampling_workload
 from tango_jax.rl.schedule import evaluations_before
+from tango_jax.text.prompts import SECOND_TRY
 
 # Seconds of a core for an answer: 700 fractions, roots, intervals and polynomials took 7 s, with the start of workers.
 GRADE = 0.01
@@ -37,12 +38,14 @@ def upkeep_seconds(
 
 
 def evaluation_seconds(job: Job, programs: dict[str, Program], times: TimeModel, lengths: AssumedLengths) -> float:
-    """The generator solves `eval.problems`; the verifier judges the solutions and the pool, where there is one."""
+    """The generator solves `eval.problems`; the verifier judges the solutions and the pool, where there may be one. In
+    arms with second tries all are solved again: the most possible."""
     config = job.config
     problems, pool = (math.ceil(count / job.processes) for count in (config.eval.problems, config.eval.pool))
     asked = [("generator", problems), ("verifier", problems)]
     asked += [("verifier", pool)] if config.task.name != "math" or config.task.stage_one == "gsm8k" else []
-    seconds = grade_seconds(config, problems)
+    asked += [("generator", problems)] if SECOND_TRY in job.method.further_prompts("generator") else []
+    seconds = sum(grade_seconds(config, count) for role, count in asked if role == "generator")
     for role, count in asked:
         done = sampling_workload(job, role, count, 1, lengths)
         seconds += times.layout_seconds(programs[f"{role}/layout"])

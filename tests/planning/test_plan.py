@@ -209,6 +209,13 @@ def test_the_plan_says_that_dynamic_sampling_may_take_longer(tiny_plan):
     assert "with rl.dynamic_sampling=2 it may sample up to 3, and then" in assumptions(resampling)[-1]
 
 
+def test_the_plan_says_that_a_users_task_is_counted_with_a_pool(tiny_plan):
+    config = load_config(str(ROOT / "configs/tiny.py"), ["task.name=mine.py:make_task"])
+    own = tiny_plan._replace(options=tiny_plan.options._replace(config=config))
+    [line] = set(assumptions(own)) - set(assumptions(tiny_plan))
+    assert f"eval.pool={config.eval.pool}" in line and "task.name=mine.py:make_task" in line
+
+
 def test_what_to_change_when_it_does_not_fit(tiny_plan):
     small, large = (dataclasses.replace(A100, memory=size) for size in (1.0, 1e12))
     lines = advice(tiny_plan.job, tiny_plan.phases, small)

@@ -67,6 +67,16 @@ def test_an_evaluation_is_a_layout_and_a_greedy_sample_for_each_question():
         assert found == pytest.approx(solved_and_judged + pool)
 
 
+def test_an_evaluation_may_solve_every_problem_again():
+    once, twice = (job_of(f"arm={arm}", "task.name=math", "generator.max_prompt=300", "verifier.max_prompt=300")
+                   for arm in ("self_verify", "second_try"))
+    programs, problems = estimated_programs(once, "gpu"), once.config.eval.problems
+    again = TIMES.sampling_seconds(once.policies["generator"], sampling_workload(once, "generator", problems, 1, HALF))
+    again += TIMES.layout_seconds(programs["generator/layout"]) + grade_seconds(once.config, problems)
+    first, both = (evaluation_seconds(job, programs, TIMES, HALF) for job in (once, twice))
+    assert both == pytest.approx(first + again)
+
+
 def test_the_part_of_a_turn_by_hand():
     """`tiny` has ten turns: two of warm-up and two cycles of three and one. There are evaluations before the first
     turn, after the warm-up, after generator steps 3 and 6, after the last turn, and for the transcripts; and
