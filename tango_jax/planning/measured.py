@@ -61,13 +61,14 @@ def open_run(workdir: str) -> Run:
     target, devices, processes = _machine(path)
     medians = {role: {phase: statistics.median(row.get(f"time/{phase}_s", 0.0) for row in found) for phase in PHASES}
                for role, found in turns.items()}
-    lengths = {role: _lengths(role, found) for role, found in turns.items()}
+    lengths = {role: _lengths(role, found, config[role].loss.mask_overlong) for role, found in turns.items()}
     return Run(path, config, target, devices, max(1, devices // processes), medians, lengths)
 
 
-def _lengths(updated: str, rows: list[dict]) -> dict[str, Lengths]:
+def _lengths(updated: str, rows: list[dict], mask_overlong: bool = False) -> dict[str, Lengths]:
     """In turns of the `updated` role, of all prompts of a role. With dynamic sampling only the chosen solutions are
-    judged; second tries need a verdict in every batch."""
+    judged and trained on; second tries need a verdict in every batch. With `mask_overlong` the tokens trained on leave
+    out responses that are computed: then the update has the mean of all batches."""
     told = {role: [row for row in rows if f"{role}/length_mean" in row] for role in ROLES}
     names = {role: [name for name, prompt in PROMPTS.items() if prompt.role == role] for role in ROLES}
 
@@ -77,6 +78,7 @@ def _lengths(updated: str, rows: list[dict]) -> dict[str, Lengths]:
 
     judged, tried, batches = (statistics.median(row.get(name, 1.0) for row in rows) for name in (
         "generator/judged_share", "second_try/share", f"{updated}/batches_sampled"))
+    chooses = {f"{updated}/batches_sampled", f"{updated}/tokens"} <= rows[-1].keys() and not mask_overlong
     share = {"generator": (1 + tried) / 2, "verifier": judged if updated == "generator" else 1.0}
     return {
         role: Lengths(round(statistics.median(max(row.get(f"{name}/length_max", 0) for name in names[role])
@@ -86,7 +88,9 @@ def _lengths(updated: str, rows: list[dict]) -> dict[str, Lengths]:
                       batches if role in ("generator", updated) or "second_try/share" in rows[-1] else 1.0,
                       # Judgements of judgements are not trained on.
                       statistics.median(row[f"{role}/length_mean"] for row in found)
-                      if f"{SECOND_JUDGEMENT.name}/length_mean" in rows[-1] and role == "verifier" else None)
+                      if f"{SECOND_JUDGEMENT.name}/length_mean" in rows[-1] and role == "verifier" else None,
+                      statistics.median(row.get(f"{updated}/tokens", 0.0) for row in rows)
+                      if chooses and role == updated else None)
         for role, found in told.items() if found
     }
 

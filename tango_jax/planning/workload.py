@@ -84,6 +84,7 @@ class Lengths(NamedTuple):
     share: float = 1.0  # of the prompts that a turn can have
     batches: float = 1.0  # that dynamic sampling drew
     trained_mean: float | None = None  # of the prompts that are trained on; None: of all
+    trained_tokens: float | None = None  # of a turn, where dynamic sampling chose the responses that are trained on
 
 
 Measured = Mapping[str, Lengths]  # by role
@@ -109,6 +110,9 @@ def update_workload(
     prompt_B = _joined_prompts(job, role, rehearsal) if is_joined else [b // M for b in range(prompts * M)]
     there = max(1, math.ceil(len(prompt_B) // M * told.share)) * M if told else len(prompt_B)
     trained = told._replace(mean=told.trained_mean) if told and told.trained_mean is not None else told
+    if told and told.trained_tokens is not None:
+        mean = told.trained_tokens / (there * job.processes * config.loss.minibatches)
+        trained = told._replace(mean=min(mean, told.longest))
     responses = shuffled(response_lengths(lengths, job.config, role, len(prompt_B), trained))
     of_prompts = shuffled(lengths.prompts(job.config, role, prompt_B[-1] + 1), seed=1)
     sequences = [_sequence([p] * of_prompts[p], length)

@@ -12,11 +12,11 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.planning.assumed_lengths import Even
 from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import sized_job
-from tango_jax.planning.measured import PHASES, beside, open_run
+from tango_jax.planning.measured import PHASES, _lengths, beside, open_run
 from tango_jax.planning.sources import plan_source
 from tango_jax.planning.targets import TARGETS, machine_of, open_target
 from tango_jax.planning.times import turn_times
-from tango_jax.planning.workload import Lengths, response_lengths
+from tango_jax.planning.workload import Lengths, response_lengths, update_workload
 from tango_jax.runtime.process import cpu_model
 from tango_jax.tracking.run_config import keep_config
 
@@ -121,6 +121,24 @@ def test_every_batch_that_dynamic_sampling_drew_is_predicted(tmp_path):
     assert ratios == pytest.approx({
         ("generator", "sample"): 3, ("generator", "verify"): 1, ("generator", "update"): 1, ("verifier", "reshard"): 2,
         ("verifier", "sample"): 2, ("verifier", "verify"): 2, ("verifier", "update"): 1})
+
+
+def test_an_update_has_the_lengths_that_dynamic_sampling_chose(tmp_path):
+    """Of several batches with a mean of 20 tokens, those chosen have 10: eight responses, in two minibatches."""
+    more = {"generator/batches_sampled": 3.0, "generator/tokens": 80.0}
+    run = open_run(str(write_run(tmp_path / "run", SLOW, more=more)))
+    lengths = run.lengths["generator"]
+    assert lengths["generator"] == Lengths(30, 20.0, batches=3.0, trained_tokens=80.0)
+    assert lengths["verifier"].trained_tokens is run.lengths["verifier"]["generator"].trained_tokens is None
+    run.config.generator.loss.minibatches = 2
+    models = {role: plan_source(run.config, role).model_config for role in SLOW}
+    job = sized_job(run.config, models, machine_of("cpu", 1))
+    chosen, same = (update_workload(job, "generator", Even(0.5), told)
+                    for told in (lengths, {"generator": Lengths(30, 10.0)}))
+    assert run.config.rl.prompts_per_step * run.config.rl.samples_per_prompt == 8 and chosen == same
+    assert chosen.useful < update_workload(job, "generator", Even(0.5), {"generator": Lengths(30, 20.0)}).useful
+    masked = _lengths("generator", [{"generator/length_mean": 20.0, **more}], mask_overlong=True)
+    assert masked["generator"].trained_tokens is None
 
 
 def test_the_commands(tmp_path, capsys):
