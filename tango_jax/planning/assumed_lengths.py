@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.runtime.checks import shortened
+from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
 
 FORMS = "lognormal:MEAN,SHARE, lognormal:MEAN,SHARE,PROMPT, even:SHARE or the workdir of a run with rollouts"
@@ -92,6 +93,7 @@ class LogNormal:
 class OfRun:
     workdir: str
     tokens: dict[str, np.ndarray]  # of a role's responses, the longest first
+    sampled: dict[str, float]  # mean of all responses in a role's turns, where dynamic sampling left some out
 
     def check(self, config: ConfigDict) -> None:
         pass
@@ -107,8 +109,11 @@ class OfRun:
 
     def __str__(self) -> str:
         counts = " and ".join(f"{len(tokens)} of the {role}" for role, tokens in self.tokens.items())
-        return (f"responses as long as those of {self.workdir} ({counts}); log-normal prompts of the generator with a "
-                f"mean of {PROMPT:g} of max_prompt; the verifier's hold such a prompt and a solution")
+        means = " and ".join(f"{mean:.0f} of the {role}" for role, mean in self.sampled.items())
+        chosen = f"; dynamic sampling chose these, before that their mean was {means}" if means else ""
+        return (f"responses as long as those in the rollouts of {self.workdir} ({counts}; the verifier's are from "
+                f"turns of both roles{chosen}); log-normal prompts of the generator with a mean of {PROMPT:g} of "
+                "max_prompt; the verifier's hold such a prompt and a solution")
 
 
 def parse_lengths(text: str) -> AssumedLengths:
@@ -135,12 +140,26 @@ def _of_run(workdir: str) -> OfRun:
     tokens: dict[str, list[int]] = {role: [] for role in ROLES}
     for row in read_rollouts(folder):
         if row["role"] == "generator":
-            tokens["generator"].append(row["solution"]["tokens"])
+            second = [row["second_try"]] if "second_try" in row else []
+            tries = [row["solution"], *second, *row.get("later_tries", ())]
+            tokens["generator"] += [one["tokens"] for one in tries]
         tokens["verifier"] += [one["tokens"] for one in row["verifications"]]
     if empty := [role for role in ROLES if not tokens[role]]:
         raise ValueError(f"--lengths={shortened(workdir)}: its rollouts have no response of the {empty[0]}; give the "
                          "workdir of a run in which both roles respond")
-    return OfRun(workdir, {role: np.sort(counts)[::-1] for role, counts in tokens.items()})
+    return OfRun(workdir, {role: np.sort(counts)[::-1] for role, counts in tokens.items()},
+                 _sampled_means(folder.parent))
+
+
+def _sampled_means(workdir: Path) -> dict[str, float]:
+    rows, means = read_metrics(workdir) if (workdir / "metrics.jsonl").is_file() else [], {}
+    for role in ROLES:
+        found = [row for row in rows if f"{role}/batches_sampled" in row and row.get(f"{role}/length_mean")]
+        if any(row[f"{role}/batches_sampled"] > 1 for row in found):
+            tokens = [row[f"{role}/tokens_sampled"] for row in found]
+            responses = [count / row[f"{role}/length_mean"] for count, row in zip(tokens, found, strict=True)]
+            means[role] = sum(tokens) / sum(responses)
+    return means
 
 
 def evenly_spaced_lengths(count: int, longest: int, share: float) -> np.ndarray:

@@ -93,3 +93,28 @@ def test_lengths_of_a_run(config, tmp_path):
     (folder / "turn_000002_verifier_000000.jsonl").unlink()
     with pytest.raises(ValueError, match="its rollouts have no response of the verifier"):
         parse_lengths(str(tmp_path))
+
+
+def test_second_tries_of_a_run_count(config, tmp_path):
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    row = {"role": "generator", "solution": {"tokens": 10}, "verifications": [{"tokens": 5}]}
+    rows = [row | {"second_try": {"tokens": 20}, "later_tries": [{"tokens": 30}, {"tokens": 40}]}, row]
+    (folder / "turn_000001_generator_000000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert parse_lengths(str(tmp_path)).responses(config, "generator", 5).tolist() == [40, 30, 20, 10, 10]
+
+
+def test_the_words_tell_the_mean_before_dynamic_sampling(tmp_path):
+    """Twelve responses of 50 tokens, then four of 10: a mean of 40. The verifier's turn drew one batch."""
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    row = {"role": "generator", "solution": {"tokens": 10}, "verifications": [{"tokens": 5}]}
+    (folder / "turn_000001_generator_000000.jsonl").write_text(json.dumps(row) + "\n")
+    assert "dynamic sampling" not in str(parse_lengths(str(tmp_path)))
+    rows = [{"phase": role, f"{role}/batches_sampled": batches, f"{role}/length_mean": mean,
+             f"{role}/tokens_sampled": tokens}
+            for role, batches, mean, tokens in (("generator", 3, 50.0, 600), ("generator", 1, 10.0, 40),
+                                                ("verifier", 1, 5.0, 20))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = str(parse_lengths(str(tmp_path)))
+    assert "dynamic sampling chose these, before that their mean was 40 of the generator)" in told
