@@ -178,8 +178,11 @@ def test_the_stage_one_of_one_policy_as_verifier_has_the_examples_of_both_roles(
     two, doubled = counted_job(*sizes), counted_job("verifier.sft.batch_size=128")
     for setting in ("arm=self_verify", "verifier.adapter=generator"):
         one = counted_job(setting, *sizes)
+        assert stage_one_workload(one, "generator", HALF) == stage_one_workload(two, "generator", HALF)
+        # The generator's examples are shorter than as many more of the verifier's.
+        few, both, many = (stage_one_workload(job, "verifier", HALF).micro_batches for job in (two, one, doubled))
+        assert few < both < many
         for role, same in (("generator", two), ("verifier", doubled)):
-            assert stage_one_workload(one, role, HALF) == stage_one_workload(same, role, HALF)
             shapes = [job.policies[role].stage_one.token_NZRT.shape for job in (one, same)]
             assert shapes[0] == shapes[1]
 
