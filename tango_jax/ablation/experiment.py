@@ -99,7 +99,7 @@ def _run_in_workers(plan: Plan, console: Console) -> dict[str, str]:
 
 
 def _keep_settings(plan: Plan) -> None:
-    save_config(plan.config, plan.workdir / "config.json")
+    save_config(plan.config, plan.workdir / "config.json", plan.may_change)
 
 
 class _SharedPolicies:

@@ -65,6 +65,12 @@ class Plan:
     cells: list[Cell]
     runs: list[PlannedRun]  # in the order in which they are made
 
+    @property
+    def may_change(self) -> tuple[str, ...]:
+        """Keys that a stage 1 in the experiment's folder stores with another value: `arm`, if no run has it."""
+        own = self.config.ablation
+        return () if own.grid or self.config.arm in own.arms else ("arm",)
+
     def unfinished(self) -> list[PlannedRun]:
         is_finished = hosts.from_first([run.is_finished() for run in self.runs])
         return [run for run, is_done in zip(self.runs, is_finished, strict=True) if not is_done]
@@ -91,7 +97,7 @@ def make_plan(config: ConfigDict, workdir: Path) -> Plan:
 def check_plan(plan: Plan) -> None:
     """Check the folders of the runs and the starts of the cells. All processes must call this. Raises ValueError for
     runs with other settings or another method, and for an unusable checkpoint."""
-    check_config(plan.config, plan.workdir / "config.json")
+    check_config(plan.config, plan.workdir / "config.json", plan.may_change)
     for run in plan.runs:
         if (run.folder / "metrics.jsonl").exists():
             check_config(run.config, run.folder / "config.json", may_move=ANY_PLACE)
@@ -162,10 +168,13 @@ def _stage_one(cell: Cell, arm: str, name: str, workdir: Path) -> StageOne:
     depends on have changed."""
     # Of config.arm it may be another, if the experiment does not have that arm.
     is_own_kind = name != cell.stage_one or bool(stage_one_kind(cell.config, cell.config.arm))
+    if not is_own_kind and cell.config.arm in cell.config.ablation.arms:
+        arm = cell.config.arm  # the same one if the order of the arms changes
     if not cell.config.ablation.grid and not is_own_kind:
-        return StageOne(workdir, cell.config)
-    folder = workdir / "stage_one" / name
-    config = _of_a_run(cell.config, arm if is_own_kind else cell.config.arm, cell.config.seed)
+        config = cell.config.copy_and_resolve_references()
+        config.arm = arm
+        return StageOne(workdir, config)
+    folder, config = workdir / "stage_one" / name, _of_a_run(cell.config, arm, cell.config.seed)
     path = folder / "config.json"
     if not path.exists() or not any(folder.glob("sft/*/metrics.jsonl")):
         return StageOne(folder, config)

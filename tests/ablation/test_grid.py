@@ -12,7 +12,7 @@ from support.policies import policies_of
 from tango_jax.ablation.against import compare
 from tango_jax.ablation.figures import learning
 from tango_jax.ablation.grid import NOT_IN_STAGE_ONE, make_cells, stage_one_facts
-from tango_jax.ablation.planned_runs import make_plan
+from tango_jax.ablation.planned_runs import check_plan, make_plan
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import stored_config, with_settings
 from tango_jax.cli.validation import validate
@@ -24,6 +24,7 @@ from tango_jax.runtime.console import Console
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.evaluations import read_tables, write_table
+from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import keep_config, save_config
 
 WORDS = {"1": {"task.rl_words": (1, 1), "task.test_words": [1, 1]}, "2": {"task.rl_words": (2, 2)}}
@@ -107,6 +108,21 @@ def test_stage_one_is_of_the_arms_of_the_experiment(tmp_path, grid, arm):
     assert run.stage_one.config.arm == "tango" and run.stage_one.folder == tmp_path / "stage_one/shared"
     [run] = make_plan(tiny(grid, *settings, f"ablation.arms=('{arm}',)"), tmp_path).runs
     assert run.stage_one.config.arm == arm
+
+
+@pytest.mark.parametrize("grid", [{}, {"task.data_seed": [3]}])
+def test_stage_one_runs_with_an_arm_that_suits_the_settings(tmp_path, grid):
+    """`arm` is tango, whose step rewards cannot follow the signal under dynamic sampling."""
+    settings = ["ablation.seeds=(0,)", "rl.alpha_schedule=signal", "rl.dynamic_sampling=1"]
+    plan = make_plan(tiny(grid, *settings, "ablation.arms=('grpo',)"), tmp_path)
+    [run] = plan.runs
+    assert run.stage_one.config.arm == "grpo"
+    assert run.stage_one.folder == tmp_path / ("stage_one/shared" if grid else "")
+    begin(run.stage_one.config, run.stage_one.folder, Console(enabled=False))
+    keep_config(run.stage_one.config, run.stage_one.folder / "config.json")  # with its first row
+    check_plan(plan)  # as the next start does
+    runs = make_plan(tiny(grid, *settings[:1], "ablation.arms=('grpo', 'tango')"), tmp_path).runs
+    assert {run.stage_one.config.arm for run in runs} == {"tango"}  # `arm`, where the experiment has it
 
 
 @pytest.mark.long
