@@ -159,15 +159,14 @@ def method_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
     plus, a digest of the arm's files."""
     arm = sorted((key, digest) for key, digest in files.items() if _is_of_arm(key))
     others = {key: digest for key, digest in files.items() if not _is_of_arm(key)}
-    shared = f"/{config.verifier.adapter}" if config.verifier.adapter else ""
+    shared = f"/{short_adapter(config.verifier.adapter)}" if config.verifier.adapter else ""
     return _digest_of_settings(config, others, is_setup=False) + shared + (f"+{_digest(arm)}" if arm else "")
 
 
 def beside_the_arm(row: Evaluation) -> dict[str, str]:
     """The method's settings, and whether both roles are one policy, where the arm leaves that open."""
-    settings, _, shared = row.method.partition("+")[0].partition("/")
-    arm = _arm_of(row)
-    return {"method": settings} | ({} if arm and arm.is_one_policy or not settings else {"policies": shared or "two"})
+    settings, shared, _ = _parts_of_method(row)
+    return {"method": settings} | ({} if _is_one_policy(row) or not settings else {"policies": shared or "two"})
 
 
 def digests_of(row: Evaluation) -> dict[str, str]:
@@ -180,6 +179,23 @@ def digests_of(row: Evaluation) -> dict[str, str]:
 
 def _arm_of(row: Evaluation) -> Arm | None:
     return record_of(row.arm) or own_arms([row]).get(row.arm)
+
+
+def _is_one_policy(row: Evaluation) -> bool:
+    """By its arm, which leaves verifier.adapter nothing to decide."""
+    return bool((arm := _arm_of(row)) and arm.is_one_policy)
+
+
+def _parts_of_method(row: Evaluation) -> tuple[str, str, str]:
+    """Digest of the settings, verifier.adapter and digest of the arm's files; earlier tables hold whole paths."""
+    method, _, files = row.method.partition("+")
+    settings, _, adapter = method.partition("/")
+    return settings, "" if _is_one_policy(row) else short_adapter(adapter), files
+
+
+def short_adapter(adapter: str) -> str:
+    """A folder by its name, as other paths are; `./` tells a folder named generator from the word."""
+    return adapter if adapter in ("", "generator") else f"./{_without_folder(adapter)}"
 
 
 def _is_of_arm(key: str) -> bool:
@@ -258,8 +274,9 @@ def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
     side_by_side, pair = (row.task, row.setting), (row.task, row.setting, row.start, row.seed)
     found = [
         (("setup", *side_by_side), row.setup, f"had {SETUP_IN_WORDS}"),
-        (("method", *side_by_side, row.arm), row.method, f"of arm {row.arm} differ in more than the seed, such "
-         "as a schedule, a reward, a loss, a learning rate or the version of your function"),
+        (("method", *side_by_side, row.arm), row.method and "+".join(_parts_of_method(row)),
+         f"of arm {row.arm} differ in more than the seed, such as a schedule, a "
+         "reward, a loss, a learning rate or the version of your function"),
         (("record", row.arm), row.arm_record, f"are of two different arms named {row.arm}"),
         (("weights", *side_by_side), row.weights, "started from different weights: the checkpoints or adapters that "
          "they name have different contents"),

@@ -18,6 +18,7 @@ from tango_jax.runtime.checks import cut
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking import curves
 from tango_jax.tracking.curves import SCORES, Series, series
+from tango_jax.tracking.evaluations import short_adapter
 from tango_jax.tracking.known_arms import known_names, record_of
 from tango_jax.tracking.provenance import method_digests, weights_digest
 from tango_jax.tracking.run_config import ANY_PLACE, changes_results
@@ -80,8 +81,12 @@ def lines_of(runs: Sequence[Run], as_seed: Collection[str] = ()) -> list[Line]:
 def _tells(key: str, arms: Sequence[str], settings: Sequence[dict[str, str]]) -> bool:
     """Whether lines differ in a setting. An arm's file separates its own lines; one policy's adapter separates none."""
     told = [(arm if key.startswith("arm") else "", one.get(key)) for arm, one in zip(arms, settings, strict=True)
-            if key != "verifier.adapter" or (record := record_of(arm)) is None or not record.is_one_policy]
+            if key != "verifier.adapter" or not _is_one_policy(arm)]
     return len(set(told)) > len({arm for arm, _ in told})
+
+
+def _is_one_policy(arm: str) -> bool:
+    return bool((record := record_of(arm)) and record.is_one_policy)
 
 
 def warnings(lines: Sequence[Line], as_seed: Collection[str] = ()) -> list[str]:
@@ -180,7 +185,11 @@ def _names(runs: Sequence[Run]) -> str:
 def _compared(run: Run, as_seed: Collection[str]) -> dict[str, str]:
     """What is equal within a line: settings, as JSON, and digests of the files that change the method."""
     files = {f"{key} file": json.dumps(digest[:8]) for key, digest in method_digests(run.provenance).items()}
-    items = [(key, float(value) if type(value) is int else value) for key, value in sorted(run.settings.items())]
+    short = {f"{role}.adapter": short_adapter(run.settings.get(f"{role}.adapter", "")) for role in ROLES}
+    if _is_one_policy(run.arm):
+        short["verifier.adapter"] = ""
+    settings = sorted((run.settings | short).items())
+    items = [(key, float(value) if type(value) is int else value) for key, value in settings]
     return files | {key: json.dumps(value, default=list) for key, value in items
                     if changes_results(key) and key not in ("seed", "arm", *as_seed)}
 

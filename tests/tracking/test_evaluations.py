@@ -214,6 +214,27 @@ def test_one_policy_by_an_arm_and_by_a_setting():
     assert all(by_arm[name] == one[name] == two[name] for name in by_arm)
 
 
+@pytest.mark.parametrize("arm, one, other, is_same", [
+    ("self_verify", "", "generator", True), ("tango", "", "generator", False), ("tango", "/a/peft", "/b/peft", True),
+    ("tango", "/a/peft", "/a/other", False), ("tango", "generator", "/a/generator", False),
+    ("tango", "", "/a/peft", False),
+])
+def test_an_adapter_counts_by_what_it_is_and_not_by_its_spelling(tmp_path, arm, one, other, is_same):
+    configs = [with_values(arm=arm, verifier__adapter=adapter) for adapter in (one, other)]
+    settings = method_of(with_values(arm=arm))
+    written = [[method_of(config) for config in configs],
+               [f"{settings}/{adapter}" if adapter else settings for adapter in (one, other)]]  # of earlier tables
+    for methods in (*written, [written[0][0], written[1][1]]):
+        rows = [evaluation(0, 0.5, arm=arm, seed=seed, method=method) for seed, method in enumerate(methods)]
+        assert (beside_the_arm(rows[0]) == beside_the_arm(rows[1])) == is_same
+        write_table(rows, tmp_path / "a.csv")
+        if is_same:
+            assert read_tables([tmp_path / "a.csv"]) == rows
+        else:
+            with pytest.raises(ValueError, match=f"of arm {arm} differ in more than the seed"):
+                read_tables([tmp_path / "a.csv"])
+
+
 def test_what_a_run_started_from_is_in_its_rows():
     start = {"generator": "a" * 64, "verifier": "b" * 64, "problems": "p", "templates": "t"}
     [first, *_] = evaluations_of(METRICS, default_config(), "", Sources(start, {}))

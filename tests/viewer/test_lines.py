@@ -70,6 +70,16 @@ def test_an_arm_of_one_policy_is_not_told_apart_by_its_adapter():
     assert "Tango (trained together), verifier.adapter=generator" in labels(runs)
 
 
+def test_an_adapter_separates_by_what_it_is_and_not_by_its_spelling():
+    one = [run_of(name, arm="self_verify", seed=seed, verifier__adapter=adapter)
+           for seed, (name, adapter) in enumerate([("a", ""), ("b", "generator")])]
+    assert list(labels(one).values()) == [["a", "b"]]
+    for role in ("generator", "verifier"):
+        moved = [run_of(name, seed=seed, **{f"{role}__adapter": f"/{name}/peft"}) for seed, name in enumerate("ab")]
+        assert list(labels(moved).values()) == [["a", "b"]]
+        assert list(labels([*moved, run_of("c")])) == [f"{role}.adapter=peft", f"{role}.adapter=none"]
+
+
 def with_files(run: Run, **digests: str) -> Run:
     """The run with files of its user, by the setting that names them."""
     files = {key.replace("_", " "): {"sha256": digest} for key, digest in digests.items()}
