@@ -56,7 +56,7 @@ class Evaluation(NamedTuple):
     problems: str = ""  # contents of the files of problems and prompts
     generator_start: str = ""  # weights at the start of reinforcement learning
     verifier_start: str = ""
-    weights: str = ""  # checkpoints and adapters of both roles, before stage 1
+    weights: str = ""  # checkpoint and adapter of each role before stage 1 (tracking/provenance.py weights_digest)
     source: str = ""  # of tango_jax: a digest for each start of the run; empty: not recorded
     arm_record: str = ""  # `stored_arm`, which says how to draw and compare the arm; empty: the arm is built in
 
@@ -64,7 +64,7 @@ class Evaluation(NamedTuple):
 class Sources(NamedTuple):
     start: Mapping[str, str] = {}  # role, "problems" and "templates" -> digest (loop/resume.py fingerprints_of)
     files: Mapping[str, str] = {}  # setting -> digest of the user's file that it names
-    weights: str = ""  # digest of the checkpoints and adapters (tracking/provenance.py weights_digest)
+    weights: str = ""  # `weights_digest`
     source: str = ""
     arm_record: str = ""
 
@@ -171,14 +171,28 @@ def beside_the_arm(row: Evaluation) -> dict[str, str]:
 
 def digests_of(row: Evaluation) -> dict[str, str]:
     """The recorded digests in which runs of one start and seed must agree, whatever their arms."""
-    found, arm = {name: getattr(row, name) for name in _DIGESTS} | beside_the_arm(row), _arm_of(row)
-    if arm is not None and not arm.uses_verifier:
-        del found["verifier_start"]
+    found = {name: getattr(row, name) for name in _DIGESTS if name != "weights"}
+    found |= beside_the_arm(row) | _weights_of(row)
+    if not _uses_verifier(row):
+        found |= {"verifier_start": "", "verifier_weights": ""}
     return {name: digest for name, digest in found.items() if digest}
 
 
 def _arm_of(row: Evaluation) -> Arm | None:
     return record_of(row.arm) or own_arms([row]).get(row.arm)
+
+
+def _weights_of(row: Evaluation) -> dict[str, str]:
+    """By role. One policy has the generator's alone. Earlier tables hold one digest for both roles."""
+    generator, slash, verifier = row.weights.partition("/")
+    if not slash:
+        return {"weights": row.weights}
+    is_one = _is_one_policy(row) or _parts_of_method(row)[1] == "generator"
+    return {"generator_weights": generator} | ({} if is_one else {"verifier_weights": verifier})
+
+
+def _uses_verifier(row: Evaluation) -> bool:
+    return (arm := _arm_of(row)) is None or arm.uses_verifier
 
 
 def _is_one_policy(row: Evaluation) -> bool:
@@ -278,14 +292,18 @@ def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
          f"of arm {row.arm} differ in more than the seed, such as a schedule, a "
          "reward, a loss, a learning rate or the version of your function"),
         (("record", row.arm), row.arm_record, f"are of two different arms named {row.arm}"),
-        (("weights", *side_by_side), row.weights, "started from different weights: the checkpoints or adapters that "
-         "they name have different contents"),
         (("problems", *side_by_side, row.start), row.problems, "had files of problems or prompts with different "
          "contents"),
         (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with "
          "different weights of the generator, and are no pair"),
     ]
-    if (arm := _arm_of(row)) is None or arm.uses_verifier:
+    for name, digest in _weights_of(row).items():
+        role = name.removesuffix("weights").rstrip("_")
+        alone = row.arm if role == "verifier" and not _uses_verifier(row) else ""
+        whose = role and f" of the {role}"
+        found.append(((name, *side_by_side, alone), digest, f"started from different weights{whose}: the checkpoints "
+                      "or adapters that they name have different contents"))
+    if _uses_verifier(row):
         found.append((("verifier_start", *pair), row.verifier_start, f"of start {row.start} and seed {row.seed} began "
                       "with different weights of the verifier, and are no pair"))
     return found

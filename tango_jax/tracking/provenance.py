@@ -193,10 +193,14 @@ def method_digests(stored: Mapping[str, Any]) -> dict[str, str]:
 
 
 def weights_digest(stored: Mapping[str, Any]) -> str:
-    """A digest of the checkpoints and adapters of both roles, before stage 1; empty without any."""
-    found = dict.fromkeys(json.dumps(weights) for attempt in stored.get("attempts", ())
-                          if (weights := attempt.get("weights")))
-    return hashlib.sha256(" ".join(found).encode()).hexdigest()[:12] if found else ""
+    """A digest of each role's checkpoint and adapter, before stage 1, with a slash between them; empty without any."""
+    digests = []
+    for role in ROLES:
+        starts = ({key: digest for key, digest in attempt.get("weights", {}).items() if key.startswith(f"{role}.")}
+                  for attempt in stored.get("attempts", ()))
+        found = dict.fromkeys(json.dumps(weights) for weights in starts if weights)
+        digests.append(hashlib.sha256(" ".join(found).encode()).hexdigest()[:12] if found else "")
+    return "/".join(digests) if any(digests) else ""
 
 
 def _digests(files: Mapping[str, Mapping]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from tango_jax.tracking.learning_curve import (
 )
 from tango_jax.tracking.metrics import read_metrics
 
-STARTS = {"generator_start", "verifier_start", "weights"}
+STARTS = {"generator_start", "verifier_start", "weights", "generator_weights", "verifier_weights"}
 
 
 def compare(config: ConfigDict, workdir: Path) -> list[str]:

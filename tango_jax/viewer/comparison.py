@@ -123,8 +123,7 @@ def _no_pairs(runs: Sequence[Run], as_seed: Collection[str]) -> list[str]:
     for same in _grouped(runs, lambda run: _values(run, ("task.name", "task.data_seed", "seed", *as_seed))).values():
         for name, what in (*((role, f"other weights of the {role}") for role in ROLES),
                            ("problems", "other files of problems")):
-            begun = [run for run in same if name in run.start and not (
-                name == "verifier" and (arm := record_of(run.arm)) and not arm.uses_verifier)]
+            begun = [run for run in same if name in run.start and (name != "verifier" or _uses_verifier(run))]
             groups = _grouped(begun, functools.partial(_began_with, name))
             if len(groups) > 1:
                 found.setdefault(what, "; ".join(map(_names, groups.values())))
@@ -140,13 +139,25 @@ def _began_with(name: str, run: Run) -> str:
 
 
 def _other_weights(runs: Sequence[Run]) -> list[str]:
-    """Runs whose checkpoints had one name and held different weights."""
-    by_weights = _grouped([run for run in runs if weights_digest(run.provenance)],
-                          lambda run: (weights_digest(run.provenance), *(_start(run, key) for key in ANY_PLACE)))
-    by_place = _grouped(by_weights, lambda key: key[1:])
-    return [f"runs name the same checkpoints, which held different weights "
-            f"({'; '.join(_names(by_weights[key]) for key in keys)}): leave out all but those with the same weights"
-            for keys in by_place.values() if len(keys) > 1]
+    """Runs whose checkpoints had one name and held different weights of a role. A verifier that an arm does not use is
+    compared within the arm, and one policy has the generator's weights."""
+    found = {}
+    for number, role in enumerate(ROLES):
+        begun = {run.name: weights_digest(run.provenance).split("/")[number] for run in runs
+                 if weights_digest(run.provenance) and (role == "generator" or not (
+                     _is_one_policy(run.arm) or run.settings.get("verifier.adapter") == "generator"))}
+        by_weights = _grouped([run for run in runs if begun.get(run.name)], lambda run, role=role, begun=begun: (
+            begun[run.name], role == "verifier" and not _uses_verifier(run) and run.arm,
+            *(_start(run, key) for key in ANY_PLACE)))
+        for keys in _grouped(by_weights, lambda key: key[1:]).values():
+            if len(keys) > 1:
+                found["; ".join(_names(by_weights[key]) for key in keys)] = None
+    return [f"runs name the same checkpoints, which held different weights ({names}): leave out all but those with the "
+            "same weights" for names in found]
+
+
+def _uses_verifier(run: Run) -> bool:
+    return (record := record_of(run.arm)) is None or record.uses_verifier
 
 
 def _other_sources(runs: Sequence[Run]) -> list[str]:

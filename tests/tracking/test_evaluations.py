@@ -279,6 +279,26 @@ def test_runs_that_do_not_compare_are_not_read_together(tmp_path, digests, other
     assert len(read_tables([tmp_path / "a.csv", tmp_path / "b.csv"])) == 2
 
 
+def test_weights_are_compared_by_the_roles_that_both_arms_use(tmp_path):
+    """Of one checkpoint, one policy takes the generator; and `grpo` names a verifier that it does not use."""
+    def read(*runs):
+        write_table([evaluation(0, 0.5, seed=seed, arm=arm, weights=weights, method=method)
+                     for seed, (arm, weights, method) in enumerate(runs)], tmp_path / "a.csv")
+        return read_tables([tmp_path / "a.csv"])
+
+    grpo = ("grpo", "1/2", "m")
+    rows = read(grpo, ("self_verify", "1/1", "m"), ("tango", "1/3", "m"))
+    told = [digests_of(row) for row in rows]
+    assert [one.get("generator_weights") for one in told] == ["1"] * 3
+    assert [one.get("verifier_weights") for one in told] == [None, None, "3"]
+    read(("tango", "1/2", "m"), ("fixed_verifier", "1/2", "m"), ("grpo", "1/4", "m/generator"))
+    for runs, role in [((grpo, ("self_verify", "2/2", "m")), "generator"), ((grpo, ("grpo", "1/3", "m")), "verifier"),
+                       ((("tango", "1/2", "m"), ("fixed_verifier", "1/3", "m")), "verifier")]:
+        with pytest.raises(ValueError, match=f"started from different weights of the {role}: the checkpoints"):
+            read(*runs)
+    read(grpo, ("tango", "5", "m"))  # of an earlier version, which has one digest for both roles
+
+
 def test_runs_that_compare_are_read_together(tmp_path):
     """Another method in another arm, other weights of another seed, and a verifier that one arm does not ask."""
     rows = [evaluation(0, 0.5, method="1", generator_start="1", verifier_start="1"),

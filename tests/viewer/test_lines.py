@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.report_cases import run_config, write_run
-from tango_jax.config import default_config, flatten
+from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.report import main
 from tango_jax.tracking.curves import MARKERS
 from tango_jax.viewer import comparison
@@ -184,6 +184,20 @@ def test_one_checkpoint_with_other_weights_is_warned_of():
     other = other._replace(provenance=started("b", 1, "22").provenance)
     (warning,) = warnings(lines_of([started("a", 0, "11"), other]))
     assert "which held different weights (a; c)" in warning
+
+
+def test_the_roles_of_one_checkpoint_are_no_other_weights():
+    """One policy takes the generator in it, and `grpo` does not use the verifier in it."""
+    def started(name: str, arm: str, verifier: str):
+        weights = {"generator.checkpoint": "1", "verifier.checkpoint": verifier}
+        made = {"attempts": [{"source": "aaa", "weights": weights}], "files": {}}
+        settings = {f"{role}__checkpoint": "runs/one" for role in ROLES}
+        return run_of(name, arm=arm, **settings)._replace(provenance=made)
+
+    same = [started("a", "tango", "2"), started("b", "self_verify", "1"), started("c", "grpo", "3")]
+    assert warnings(lines_of(same)) == []
+    (warning,) = warnings(lines_of([*same, started("d", "fixed_verifier", "4")]))
+    assert "which held different weights (a; d)" in warning
 
 
 def test_a_function_with_other_content_is_another_line():
