@@ -113,10 +113,19 @@ def evaluations_of(
 
 
 def _start_of(role: str, config: ConfigDict, start: Mapping[str, str]) -> str:
-    """Fresh adapters count by their base alone: B is 0, and the random A differs between one policy and two."""
-    roles = [config[name] for name in ROLES]
-    is_fresh = not any(each.sft.steps or each.init_from or each.adapter not in ("", "generator") for each in roles)
-    return start.get(f"{role}{BASE}" if is_fresh else role, start.get(role, ""))[:12]
+    name = role if adapters_are_trained(flatten(config)) else f"{role}{BASE}"
+    return start.get(name, start.get(role, ""))[:12]
+
+
+def adapters_are_trained(settings: Mapping[str, Any]) -> bool:
+    """Before reinforcement learning. Fresh adapters count by their base alone: B is 0, and the random A differs between
+    one policy and two. After a stage 1 of all parameters they are fresh, too."""
+    def is_trained(role: str) -> bool:
+        steps, init_from, is_full = (settings.get(f"{role}.{key}") for key in ("sft.steps", "init_from", "sft.full"))
+        has_stage_one = (steps or init_from) and not (steps and is_full)
+        return bool(has_stage_one) or settings.get(f"{role}.adapter", "") not in ("", "generator")
+
+    return any(map(is_trained, ROLES))
 
 
 def _selects(turn: Mapping) -> bool:

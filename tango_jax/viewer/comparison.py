@@ -18,7 +18,7 @@ from tango_jax.runtime.checks import cut
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking import curves
 from tango_jax.tracking.curves import SCORES, Series, series
-from tango_jax.tracking.evaluations import short_adapter
+from tango_jax.tracking.evaluations import adapters_are_trained, short_adapter
 from tango_jax.tracking.known_arms import known_names, record_of
 from tango_jax.tracking.provenance import method_digests, weights_digest
 from tango_jax.tracking.run_config import ANY_PLACE, changes_results
@@ -132,10 +132,8 @@ def _no_pairs(runs: Sequence[Run], as_seed: Collection[str]) -> list[str]:
 
 
 def _began_with(name: str, run: Run) -> str:
-    """Fresh adapters are told apart by their base: the random A differs between one policy and two."""
-    had_stage_one = any(run.settings.get(f"{role}.{key}", "") not in ("", 0, "generator") for role in ROLES
-                        for key in ("sft.steps", "init_from", "adapter"))
-    return run.start[name] if had_stage_one else run.start.get(f"{name}{BASE}", run.start[name])
+    is_whole = adapters_are_trained(run.settings)
+    return run.start[name] if is_whole else run.start.get(f"{name}{BASE}", run.start[name])
 
 
 def _other_weights(runs: Sequence[Run]) -> list[str]:

@@ -254,6 +254,10 @@ def test_adapters_count_with_their_base_once_something_has_trained_them():
     assert starts() == starts(verifier__adapter="generator") == ["b", "b"]
     trained = {"generator__sft__steps": 5}, {"verifier__init_from": "runs/sft"}, {"verifier__adapter": "some/peft"}
     assert [starts(**values) for values in trained] == [["a", "c"]] * 3
+    # On a stage 1 of all parameters they are fresh, which a run of an experiment takes from the experiment's folder.
+    full = {"generator__sft__steps": 5, "generator__sft__full": True}
+    assert starts(**full) == starts(**full, generator__init_from="runs/sft") == ["b", "b"]
+    assert starts(**full, verifier__sft__steps=5) == starts(generator__init_from="runs/sft") == ["a", "c"]
 
 
 @pytest.mark.parametrize("digests, others, message", [

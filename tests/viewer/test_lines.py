@@ -159,6 +159,16 @@ def test_lines_of_different_starts_are_no_pairs():
     assert warnings(lines_of([one, other_seed._replace(settings=other_seed.settings | {"seed": 1})])) == []
 
 
+def test_fresh_adapters_on_a_stage_one_of_all_parameters_are_one_start():
+    def begun(name: str, arm: str, generator: str, is_full: bool):
+        run = run_of(name, arm=arm, generator__sft__steps=5, generator__sft__full=is_full)
+        return run._replace(start={"generator": generator, "generator_base": "1"})
+
+    for is_full in (True, False):
+        told = warnings(lines_of([begun("a", "grpo", "2", is_full), begun("b", "self_verify", "3", is_full)]))
+        assert len(told) == (not is_full)
+
+
 def test_other_source_code_of_the_package_is_warned_of():
     made = {"attempts": [{"source": "aaa"}], "files": {}}
     runs = [run_of("a")._replace(provenance=made), run_of("b", seed=1)._replace(provenance=made), run_of("c", seed=2)]
