@@ -101,7 +101,7 @@ def evaluations_of(
         turn = _turn_beside(metrics, index)
         is_warmup_ahead = any(later["phase"] == "warmup" for later in metrics[index:])
         found.append(Evaluation(
-            config.task.name, setting, config.task.data_seed, arm_name(config.arm), config.seed, row["step"],
+            task_name(config.task.name), setting, config.task.data_seed, arm_name(config.arm), config.seed, row["step"],
             row["generator_step"], int(tokens), seconds, row["generator/accuracy"], row.get("verifier/pool/step_f1"),
             row.get("verifier/pool/outcome_f1"), turn.get("generator/reward/outcome"),
             None if is_warmup_ahead else turn.get("verifier/live_step_f1"),
@@ -110,6 +110,11 @@ def evaluations_of(
             None if is_warmup_ahead else turn.get("verifier/live_accept_gap"), *digests,
         ))
     return found
+
+
+def task_name(task: str) -> str:
+    """A file's without its folder: `setup` holds a digest of what is in it."""
+    return PurePath(task).name
 
 
 def _start_of(role: str, config: ConfigDict, start: Mapping[str, str]) -> str:
@@ -340,7 +345,7 @@ def _read_table(path: Path) -> list[tuple[int, Evaluation]]:
 
 def _value(name: str, text: str, place: str) -> Any:
     if name in _TEXTS:
-        return text
+        return task_name(text) if name == "task" else text  # earlier tables hold whole paths
     if not text and name in _MAY_BE_EMPTY:
         return None
     try:

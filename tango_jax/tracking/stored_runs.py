@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.runtime.failures import describe
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.tracking.evaluations import SETUP_IN_WORDS, evaluations_of, own_arms, read_tables, sources_of
+from tango_jax.tracking.evaluations import SETUP_IN_WORDS, evaluations_of, own_arms, read_tables, sources_of, task_name
 from tango_jax.tracking.known_arms import known
 from tango_jax.tracking.learning_curve import (
     LEVEL,
@@ -72,7 +72,7 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
 def stored_curves(config: ConfigDict) -> dict[str, Curve]:
     """{other arm: its stored run of this task, start and seed}. Raises ValueError for an unreadable table."""
     rows, unit = read_tables([config.compare_with], "compare_with"), (config.task.data_seed, config.seed)
-    arms = curves_by_setting(rows).get((config.task.name, ""), {})
+    arms = curves_by_setting(rows).get((task_name(config.task.name), ""), {})
     with known(own_arms(rows)):
         return {arm: found[unit] for arm, found in arms.items()
                 if arm != arm_name(config.arm) and trains_generator(arm) and unit in found}

@@ -303,6 +303,20 @@ def test_weights_are_compared_by_the_roles_that_both_arms_use(tmp_path):
     read(grpo, ("tango", "5", "m"))  # of an earlier version, which has one digest for both roles
 
 
+def test_a_task_in_another_folder_is_the_same_one_by_its_content(tmp_path):
+    def table(name: str, *digests: str):
+        found = [evaluations_of(METRICS, with_values(task__name=f"/{place}/task.py:make", seed=place), "",
+                                Sources(files={"task.name": digest})) for place, digest in enumerate(digests)]
+        write_table([row for rows in found for row in rows], tmp_path / name)
+        return tmp_path / name
+
+    assert {row.task for row in read_tables([table("a.csv", "1", "1")])} == {"task.py:make"}
+    with pytest.raises(ValueError, match="of task task.py:make and setting '', but the runs had other problems"):
+        read_tables([table("b.csv", "1", "2")])
+    write_table([evaluation(0, 0.5, task="/a/task.py:make")], tmp_path / "c.csv")  # an earlier one
+    assert [row.task for row in read_tables([tmp_path / "c.csv"])] == ["task.py:make"]
+
+
 def test_runs_that_compare_are_read_together(tmp_path):
     """Another method in another arm, other weights of another seed, and a verifier that one arm does not ask."""
     rows = [evaluation(0, 0.5, method="1", generator_start="1", verifier_start="1"),
