@@ -197,12 +197,12 @@ def _arm_of(row: Evaluation) -> Arm | None:
 
 
 def _weights_of(row: Evaluation) -> dict[str, str]:
-    """By role. One policy has the generator's alone. Earlier tables hold one digest for both roles."""
-    generator, slash, verifier = row.weights.partition("/")
-    if not slash:
-        return {"weights": row.weights}
+    """By role; one policy has the generator's alone. And of both, which is all that earlier tables hold."""
+    generator, verifier, both = row.weights.split("/") if "/" in row.weights else ("", "", row.weights)
+    if not generator and not verifier:
+        return {"weights": both}
     is_one = _is_one_policy(row) or _parts_of_method(row)[1] == "generator"
-    return {"generator_weights": generator} | ({} if is_one else {"verifier_weights": verifier})
+    return {"weights": both, "generator_weights": generator} | ({} if is_one else {"verifier_weights": verifier})
 
 
 def _uses_verifier(row: Evaluation) -> bool:
@@ -311,7 +311,10 @@ def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
         (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with "
          "different weights of the generator, and are no pair"),
     ]
-    for name, digest in _weights_of(row).items():
+    weights = _weights_of(row)
+    for name, digest in weights.items():
+        if name == "weights" and len(weights) > 1:
+            continue
         role = name.removesuffix("weights").rstrip("_")
         alone = row.arm if role == "verifier" and not _uses_verifier(row) else ""
         whose = role and f" of the {role}"

@@ -155,7 +155,10 @@ def pairs_of(*arms: Curves) -> Pairs:
 def differing(one: Curve, other: Curve) -> set[str]:
     """The digests, recorded in both runs, in which they differ apart from the arm."""
     ours, theirs = (digests_of(curve.evaluations[0]) for curve in (one, other))
-    return {name for name in ours.keys() & theirs.keys() if ours[name] != theirs[name]}
+    both = ours.keys() & theirs.keys()
+    if both & {"generator_weights", "verifier_weights"}:
+        both -= {"weights"}  # of both roles, of which an arm may not use one
+    return {name for name in both if ours[name] != theirs[name]}
 
 
 class Band(NamedTuple):

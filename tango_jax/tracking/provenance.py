@@ -193,10 +193,10 @@ def method_digests(stored: Mapping[str, Any]) -> dict[str, str]:
 
 
 def weights_digest(stored: Mapping[str, Any]) -> str:
-    """A digest of each role's checkpoint and adapter, before stage 1, with a slash between them; empty without any."""
+    """GENERATOR/VERIFIER/BOTH: digests of their checkpoints and adapters, before stage 1; empty without any."""
     digests = []
-    for role in ROLES:
-        starts = ({key: digest for key, digest in attempt.get("weights", {}).items() if key.startswith(f"{role}.")}
+    for prefix in (*(f"{role}." for role in ROLES), ""):
+        starts = ({key: digest for key, digest in attempt.get("weights", {}).items() if key.startswith(prefix)}
                   for attempt in stored.get("attempts", ()))
         found = dict.fromkeys(json.dumps(weights) for weights in starts if weights)
         digests.append(hashlib.sha256(" ".join(found).encode()).hexdigest()[:12] if found else "")

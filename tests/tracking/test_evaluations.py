@@ -15,6 +15,7 @@ from tango_jax.tracking.evaluations import (
     setup_of,
     write_table,
 )
+from tango_jax.tracking.learning_curve import Curve, differing
 
 
 def turn(step: int, phase: str, tokens: dict[str, int], seconds: float, **metrics) -> dict:
@@ -290,14 +291,16 @@ def test_weights_are_compared_by_the_roles_that_both_arms_use(tmp_path):
                      for seed, (arm, weights, method) in enumerate(runs)], tmp_path / "a.csv")
         return read_tables([tmp_path / "a.csv"])
 
-    grpo = ("grpo", "1/2", "m")
-    rows = read(grpo, ("self_verify", "1/1", "m"), ("tango", "1/3", "m"))
+    grpo = ("grpo", "1/2/12", "m")
+    rows = read(grpo, ("self_verify", "1/1/11", "m"), ("tango", "1/3/13", "m"))
     told = [digests_of(row) for row in rows]
     assert [one.get("generator_weights") for one in told] == ["1"] * 3
     assert [one.get("verifier_weights") for one in told] == [None, None, "3"]
-    read(("tango", "1/2", "m"), ("fixed_verifier", "1/2", "m"), ("grpo", "1/4", "m/generator"))
-    for runs, role in [((grpo, ("self_verify", "2/2", "m")), "generator"), ((grpo, ("grpo", "1/3", "m")), "verifier"),
-                       ((("tango", "1/2", "m"), ("fixed_verifier", "1/3", "m")), "verifier")]:
+    read(("tango", "1/2/12", "m"), ("fixed_verifier", "1/2/12", "m"), ("grpo", "1/4/14", "m/generator"))
+    assert not differing(*(Curve((row,)) for row in rows[:2]))
+    for runs, role in [((grpo, ("self_verify", "2/2/22", "m")), "generator"),
+                       ((grpo, ("grpo", "1/3/13", "m")), "verifier"),
+                       ((("tango", "1/2/12", "m"), ("fixed_verifier", "1/3/13", "m")), "verifier")]:
         with pytest.raises(ValueError, match=f"started from different weights of the {role}: the checkpoints"):
             read(*runs)
     read(grpo, ("tango", "5", "m"))  # of an earlier version, which has one digest for both roles
