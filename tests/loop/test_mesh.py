@@ -33,7 +33,8 @@ from tango_jax.tracking.provenance import read_provenance
 pytestmark = pytest.mark.long
 ROLES = ("generator", "verifier")
 # What may differ: wall-clock figures, and how much of a decode batch was padding.
-FREE = ("phase", "time/", "throughput/", "memory/", "generator/decode_waste", "verifier/decode_waste")
+FREE = ("phase", "time/", "throughput/", "memory/", "generator/decode_waste", "verifier/decode_waste",
+        "generator/useful_share", "verifier/useful_share")  # shards pad
 # name: (data x fsdp x tensor, devices that share decoding weights)
 LAYOUTS = {"one_device": ((1, 1, 1), 1), "8x1x1": ((8, 1, 1), 1), "2x2x2": ((2, 2, 2), 2), "1x4x2": ((1, 4, 2), 4)}
 TWO_PROCESSES = ((1, 4, 2), 2)  # of four devices each
