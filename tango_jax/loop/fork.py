@@ -1,4 +1,4 @@
-"""A fork: a run that begins with the newest policies of another run, under settings of its own."""
+"""A fork: a run that begins with the newest policies of another run. Its settings may differ."""
 
 import dataclasses
 from pathlib import Path

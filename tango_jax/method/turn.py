@@ -195,9 +195,9 @@ class Turn:
     def until_full_later(
         self, sample_fn: Callable[[list[Problem]], Responses], reward_fn: RewardFn, stream: str = "train"
     ) -> tuple[Responses, Callable[[], tuple[Responses, Rewards]]]:
-        """The responses, and a function that returns what `until_full` does: those of `reward_fn`, which may label
-        them, and their rewards. A turn that samples before it calls it does so while its solutions are graded. Dynamic
-        sampling needs the rewards, and waits for them here."""
+        """The sampled responses, and a function that returns what `reward_fn` does: responses, perhaps labelled, and
+        their rewards. What a turn samples before it calls the function is sampled while the solutions are graded.
+        Dynamic sampling needs the rewards, and waits for them here."""
         site = self._site(stream)
         if self.rl.dynamic_sampling:
             chosen = self._chosen(sample_fn, reward_fn, stream, site)

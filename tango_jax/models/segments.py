@@ -1,6 +1,6 @@
 """Segments of a packed row, numbered from 1; 0 is padding.
 
-A segment is a sequence, or a prompt with the responses that continue it as the next segments.
+A segment is a whole sequence, a prompt, or a response to the last prompt before it.
 """
 
 import jax

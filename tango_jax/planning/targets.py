@@ -42,7 +42,7 @@ class Target:
     reached: Reached = Reached()
 
     def slice_name(self, chips: int) -> str:
-        """What Google calls a slice of so many chips; empty for other devices."""
+        """Google's name of a slice with this many chips; empty for other devices."""
         return f"{self.product}-{chips * self.counted}" if self.product else ""
 
     def with_shares(self, shares: Shares) -> "Target":

@@ -62,8 +62,9 @@ def assign_groups(prompts: Sequence[int], lengths: Sequence[int], groups: Sequen
     """Rows that hold each prompt once before its responses. `prompts` and `lengths`: tokens of each sequence's prompt
     and response; `groups`: the sequences of each prompt.
 
-    The largest groups come first. A group goes where all of it fits, else where most of it does, and in part to
-    another row only if that saves more than twice the repeated prompt. So there are never more rows than sequences.
+    The largest groups come first. A group goes to the first row that holds all of it. Else the row that holds most of
+    it takes that part, if the part's responses have at least twice the tokens of the prompt, which is then repeated; if
+    not, a new row begins. A new row takes at least one sequence, so there are never more rows than sequences.
     """
     rows: list[_Row] = []
     for group in sorted(groups, key=lambda members: -prompts[members[0]] - sum(lengths[i] for i in members)):
