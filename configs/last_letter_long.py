@@ -30,9 +30,10 @@ def get_config() -> ConfigDict:
     generator.sft.pack_length, generator.sft.steps = prompt + response, 800
     prompt, response = longest["verifier prompt"], longest["verifier response"]
     verifier.max_prompt, verifier.max_response = prompt + 5, response + 8
-    verifier.prompt_buckets, verifier.cache_buckets = (), (56, 112)  # the stored runs had another bucket of prompts, 72
+    verifier.prompt_buckets, verifier.cache_buckets = (), (56, 112)
     verifier.sft.pack_length, verifier.sft.steps = prompt + response, 1300
-    generator.row_buckets = verifier.row_buckets = (24, 48, 96)
+    # The stored runs had another bucket of the verifier's prompts, 72, and one of its rows, 24.
+    generator.row_buckets, verifier.row_buckets = (24, 48, 96), (48, 96)
     config.rl.generator_steps, config.rl.warmup_steps = 60, 12
     config.rollouts.every, config.checkpoint.every = 10, 20
     return config

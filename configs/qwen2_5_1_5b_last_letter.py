@@ -30,7 +30,7 @@ def get_config() -> ConfigDict:
         role.template = "last_letter"
         role.model.compute_dtype, role.model.head_precision = "bfloat16", "bfloat16_x3"
         role.logp_chunk = 512
-        role.row_buckets = (80, 160, 240, 320)  # a batch of 320 rows at once, which shrinks
+        role.row_buckets = (80, 160, 320)  # a batch of 320 rows at once, which shrinks
         role.pack_length, role.rows_per_micro_batch, role.prompts_per_micro_batch = 2048, 4, 0
         role.optimizer.lr = 1e-6
         role.sft.steps, role.sft.batch_size, role.sft.pack_length = 800, 64, 2048

@@ -147,17 +147,18 @@ def test_letters_of_sampling_have_one_size(checked):
     weights = decode_layers.split_layers(model, True, tiny_sampler.random_params())
     request = SampleRequest([[5, 6]] * 3, 2, np.zeros(2, np.uint32), 1.0, max_new=[9] * 6, row_numbers=range(6))
     batch = pad_request(request, num_prompts=3, prompt_bucket=4)
-    prefill = functools.partial(decode.prefill, model, (1,), 8, 9, None)
-    state = jax.eval_shape(prefill, weights, batch, sampling)
+    prefix, logits_BV = jax.eval_shape(functools.partial(decode.prefill, model, None), weights, batch)
+    begin = functools.partial(decode.begin, model, (1,), 8, 9, None)
+    state = decode.DecodeState(prefix, *jax.eval_shape(begin, logits_BV, batch.rows, sampling))
     jax.eval_shape(functools.partial(decode.decode, model, (1,)), weights, state, sampling, np.int32(0))
     fns = slots.make_slot_fns(model, (1,), 4, 9, None)
     read = fns.read.eval_shape(weights, batch.token_PX, batch.length_P)
     numbers = np.zeros(4, np.int32)
-    new = slots.NewRows(numbers, numbers, numbers, numbers, numbers, numbers, batch.key_data)
+    new = slots.NewRows(numbers, numbers, numbers, numbers, numbers, numbers, batch.rows.key_data)
     state = fns.insert.eval_shape(fns.make_empty.eval_shape(Shape(6, 13)), read, numbers, new, sampling)
     state = fns.decode.eval_shape(weights, state, sampling, np.int32(0))
     assert state.rows.token_B.shape == (6,)
-    assert {"prefill", "decode", "decode_slots", "_insert", "sample_token", "keep_mask_BV", "inverse_cdf",
+    assert {"prefill", "begin", "decode", "decode_slots", "_insert", "sample_token", "keep_mask_BV", "inverse_cdf",
             "apply_rope"} <= checked
 
 

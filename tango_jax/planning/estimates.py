@@ -89,8 +89,6 @@ def sampling_estimates(job: Job, role: str) -> dict[str, Program]:
     prompts, length = shapes.prompts[0] / groups, shapes.prompts[1]
     pairs = prompts * MicroBatchShape(1, int(length)).pairs(model.attention)
     of_prompts = prompts * length * cached_token_bytes(model, tensor)
-    # With a budget, a chunk of prompts is the result; otherwise a whole state in the first cache bucket.
-    output = of_prompts if sizes.cache_tokens else device_bytes(shapes.states[0])
     rows = shapes.states[-1].rows.token_B.shape[0] / groups
     scores = rows * sizes.longest * model.num_heads / tensor * 4
     received = Collective("all-gather", weights, axis_members(placement.train, "fsdp", "tensor"), 1, in_pass=False)
@@ -102,7 +100,7 @@ def sampling_estimates(job: Job, role: str) -> dict[str, Program]:
     return {
         f"{role}/layout": _program(2 * widest, weights, device_bytes(policy.weights),
                                    [received] if len(received.members) > 1 else []),
-        f"{role}/prefill": _program(reading, output),
+        f"{role}/prefill": _program(reading, of_prompts),
         f"{role}/decode": _program(decoding),
     }
 

@@ -58,7 +58,7 @@ class SamplingShapes(NamedTuple):
 
     weights: dict
     prompts: tuple[int, int]  # (how many, bucket) of a prompts' pass: for all rows, or a chunk
-    prefill: tuple  # all three arguments
+    prefill: tuple  # all arguments
     states: tuple[DecodeState | SlotState, ...]  # as caches grow, each with the most rows that it may have
     params: SamplingParams
 
@@ -289,7 +289,7 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
     else:
         key_data = jax.ShapeDtypeStruct((2,), np.uint32)
         specs = decode.state_specs()
-        prefill = weights, decode.PromptBatch(token_PX, length_P, length_P, length_P, key_data), sampling
+        prefill = weights, decode.PromptBatch(token_PX, length_P, decode.RowStart(length_P, length_P, key_data))
         empty_fns = [functools.partial(decode.empty_state, model, max_new, count, longest, bucket)
                      for bucket in sizes.cache_buckets]
     places = decode.shardings_of(local, specs)

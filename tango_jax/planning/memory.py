@@ -84,10 +84,9 @@ def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
     rests = [device_bytes(state) - cache for state, cache in zip(shapes.states, caches, strict=True)]
     phase = resident(job, f"{role}/sample")._replace(weights=device_bytes(shapes.weights))
     sizes, num_layers = job.policies[role].sampler_config, job.policies[role].model_config.num_layers
-    if sizes.cache_tokens:  # a chunk of prompts is read before it enters the cache
-        read = phase._replace(cache=caches[0], temporaries=prefill.added + rests[0], error=prefill.error)
-    else:
-        read = phase._replace(cache=caches[0], temporaries=prefill.added - caches[0], error=prefill.error)
+    # With a budget, a chunk of prompts is read before it enters the cache; else what was read is a part of the cache.
+    counted = 0 if sizes.cache_tokens else device_bytes(shapes.states[0].prefix)
+    read = phase._replace(cache=caches[0], temporaries=prefill.added - counted + rests[0], error=prefill.error)
     # The loop is compiled in the last bucket. Its scratch memory grows with the rows, mostly by logits.
     rows = [state.rows.token_B.shape[0] for state in shapes.states]
     moments = [read]

@@ -45,7 +45,7 @@ def _of_batches(config: SamplerConfig, group_sizes: Iterable[int]) -> Counter[st
     for prompt in config.prompt_buckets:
         for group_size in group_sizes:
             for prompts in config.prompt_counts(group_size):
-                found.add(("prefill", prompt, prompts, group_size))
+                found |= {("prefill", prompt, prompts, group_size), ("begin", prompts * group_size)}
                 pending = [(prompts * group_size, config.cache_buckets[0], prompts)]
                 while pending:
                     rows, length, prefixes = state = pending.pop()

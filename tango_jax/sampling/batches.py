@@ -13,8 +13,8 @@ import numpy as np
 from tango_jax.records import Rollout
 from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.sampling.buckets import SamplerConfig
-from tango_jax.sampling.decode import DecodeState
-from tango_jax.sampling.logits import sampling_params
+from tango_jax.sampling.decode import DecodeState, PromptBatch
+from tango_jax.sampling.logits import SamplingParams, sampling_params
 from tango_jax.sampling.request import SampleRequest, check_finite, pad_request
 from tango_jax.sampling.resize import ResizeFns, compact_rows, grow_cache
 
@@ -25,7 +25,8 @@ NO_ROW = -1
 class BatchDriver:
     config: SamplerConfig
     stop_ids: tuple[int, ...]
-    prefill_fn: Callable  # (weights, PromptBatch, SamplingParams) -> DecodeState
+    prefill_fn: Callable  # (weights, PromptBatch) -> prefix, logits_BV
+    begin_fn: Callable  # (logits_BV, RowStart, SamplingParams) -> the rest of a DecodeState
     decode_fn: Callable  # (weights, DecodeState, SamplingParams, min_alive) -> DecodeState; the state is donated
     resize_fns: ResizeFns
 
@@ -54,6 +55,7 @@ class BatchDriver:
         driver = dataclasses.replace(
             self,
             prefill_fn=ahead(self.prefill_fn, is_local=True),
+            begin_fn=ahead(self.begin_fn, is_local=True),
             decode_fn=ahead(self.decode_fn, is_local=True),
             resize_fns=self.resize_fns.compile_ahead(ahead),
         )
@@ -67,7 +69,7 @@ class BatchDriver:
         num_prompts = config.padded_prompts(len(request.prompts), request.group_size)
         batch = pad_request(request, num_prompts, config.prompt_bucket(max(map(len, request.prompts))))
         sampling = sampling_params(request.temperature, request.top_p, request.top_k)
-        state = self.prefill_fn(weights, batch, sampling)
+        state = self._begin(weights, batch, sampling)
 
         # The request's row in each row of the state; NO_ROW for padding and rows collected before.
         row_B = np.arange(num_prompts * request.group_size)
@@ -99,10 +101,15 @@ class BatchDriver:
         is_truncated_B = np.array([row[-1] not in self.stop_ids for row in tokens], bool)
         return Rollout(tokens, logps, is_truncated_B, step, row_steps)
 
+    def _begin(self, weights: dict, batch: PromptBatch, sampling: SamplingParams) -> DecodeState:
+        """The state after its first step."""
+        prefix, logits_BV = self.prefill_fn(weights, batch)
+        return DecodeState(prefix, *self.begin_fn(logits_BV, batch.rows, sampling))
+
     def _visit_shapes(self, weights: dict, num_prompts: int, group_size: int, prompt_bucket: int) -> None:
         empty = SampleRequest((), group_size, np.zeros((2,), np.uint32), 1.0, max_new=(), row_numbers=())
         sampling = sampling_params(empty.temperature)
-        state = self.prefill_fn(weights, pad_request(empty, num_prompts, prompt_bucket), sampling)
+        state = self._begin(weights, pad_request(empty, num_prompts, prompt_bucket), sampling)
         pending, seen = [state], set()
         while pending:
             state = pending.pop()

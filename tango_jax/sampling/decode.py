@@ -26,6 +26,11 @@ class PromptBatch:
 
     token_PX: np.ndarray  # int32
     length_P: np.ndarray  # int32, tokens of each prompt
+    rows: "RowStart"
+
+
+@struct.dataclass
+class RowStart:
     limit_B: np.ndarray  # int32, new tokens allowed; 0 for rows that only fill the batch
     number_B: np.ndarray  # int32, folded into the key: all that a row's randomness depends on
     key_data: np.ndarray  # uint32[2], the data of a key: requests are NumPy arrays, and NumPy has no keys
@@ -159,26 +164,31 @@ def read_prompts(
 
 
 def prefill(
+    config: ModelConfig, mesh: Mesh | None, weights: dict, batch: PromptBatch
+) -> tuple[kv.Prefix, jax.Array]:
+    """Runs the prompts once. Their caches, and the next token's logits [B, V] of the B/P rows that share each."""
+    prefix, logits_PV = read_prompts(config, mesh, weights, batch.token_PX, batch.length_P)
+    return prefix, jnp.repeat(logits_PV, batch.rows.limit_B.shape[0] // batch.token_PX.shape[0], axis=0)
+
+
+def begin(
     config: ModelConfig,
     stop_ids: tuple[int, ...],
     cache_bucket: int,
     max_new: int,
     mesh: Mesh | None,
-    weights: dict,
-    batch: PromptBatch,
+    logits_BV: jax.Array,
+    new: RowStart,
     sampling: SamplingParams,
-) -> DecodeState:
-    """Runs the prompts once, shares each among its B/P rows, and samples their first tokens. The state has room for
-    `cache_bucket` new tokens, and may grow to `max_new`."""
-    P, B = batch.token_PX.shape[0], batch.limit_B.shape[0]
-    prefix, logits_PV = read_prompts(config, mesh, weights, batch.token_PX, batch.length_P)
-    rows = empty_rows(B, max_new).replace(
-        is_alive_B=batch.limit_B > 0, limit_B=batch.limit_B,
-        uniform_BT=row_uniforms(batch.key_data, batch.number_B, max_new),
+) -> tuple[kv.Suffix, jax.Array, Rows]:
+    """All of a state but the prompts: room for `cache_bucket` new tokens, which may grow to `max_new`, one step, and
+    the rows with their first tokens. Not in `prefill`, which is compiled for each prompt bucket."""
+    rows = empty_rows(len(new.limit_B), max_new).replace(
+        is_alive_B=new.limit_B > 0, limit_B=new.limit_B,
+        uniform_BT=row_uniforms(new.key_data, new.number_B, max_new),
     )
-    rows = append_tokens(rows, jnp.repeat(logits_PV, B // P, axis=0), sampling, stop_ids, mesh, column=0)
-    suffix = kv.init_suffix(config, B, cache_bucket)
-    return DecodeState(prefix=prefix, suffix=suffix, step=jnp.ones((), jnp.int32), rows=rows)
+    rows = append_tokens(rows, logits_BV, sampling, stop_ids, mesh, column=0)
+    return kv.init_suffix(config, len(new.limit_B), cache_bucket), jnp.ones((), jnp.int32), rows
 
 
 def decode(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tango_jax.sampling.decode import PromptBatch
+from tango_jax.sampling.decode import PromptBatch, RowStart
 from tango_jax.text.tokenizer import PAD_ID
 
 
@@ -67,9 +67,11 @@ def pad_request(request: SampleRequest, num_prompts: int, prompt_bucket: int) ->
     return PromptBatch(
         token_PX=token_PX,
         length_P=length_P,
-        limit_B=np.pad(request.max_new, padding).astype(np.int32),
-        number_B=np.pad(request.row_numbers, padding).astype(np.int32),
-        key_data=request.key_data,
+        rows=RowStart(
+            limit_B=np.pad(request.max_new, padding).astype(np.int32),
+            number_B=np.pad(request.row_numbers, padding).astype(np.int32),
+            key_data=request.key_data,
+        ),
     )
 
 

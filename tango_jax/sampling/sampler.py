@@ -17,6 +17,7 @@ from tango_jax.sampling.batches import BatchDriver
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.continuous import ContinuousDriver
 from tango_jax.sampling.decode import shardings_of, state_specs
+from tango_jax.sampling.logits import logits_spec
 from tango_jax.sampling.request import SampleRequest, check_request, with_row_arrays
 from tango_jax.sampling.resize import make_resize_fns
 from tango_jax.sampling.slots import make_slot_fns
@@ -68,11 +69,15 @@ def make_sampler(
         driver = ContinuousDriver(config, stop_ids, fns)
     else:
         # Pinned, so that each function takes another's result without compiling again.
-        state_shardings = shardings_of(mesh, state_specs())
+        specs = state_specs()
         decode_fn = functools.partial(decode.decode, model_config, stop_ids, mesh=mesh)
-        decode_fn = jax.jit(decode_fn, donate_argnums=1, out_shardings=state_shardings)
-        first = functools.partial(decode.prefill, model_config, stop_ids, config.cache_buckets[0], max_new, mesh)
-        prefill_fn = jax.jit(first, out_shardings=state_shardings)
+        decode_fn = jax.jit(decode_fn, donate_argnums=1, out_shardings=shardings_of(mesh, specs))
+        prefill_fn = jax.jit(
+            functools.partial(decode.prefill, model_config, mesh),
+            out_shardings=shardings_of(mesh, (specs.prefix, logits_spec(mesh, model_config.vocab_size))),
+        )
+        begin_fn = functools.partial(decode.begin, model_config, stop_ids, config.cache_buckets[0], max_new, mesh)
+        begin_fn = jax.jit(begin_fn, out_shardings=shardings_of(mesh, (specs.suffix, specs.step, specs.rows)))
         resize_fns = make_resize_fns(mesh, kv.key_axis(model_config))
-        driver = BatchDriver(config, stop_ids, prefill_fn, decode_fn, resize_fns)
+        driver = BatchDriver(config, stop_ids, prefill_fn, begin_fn, decode_fn, resize_fns)
     return Sampler(config, placement, jax.jit(split, out_shardings=weight_shardings), driver)

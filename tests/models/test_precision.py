@@ -85,10 +85,12 @@ def test_a_head_is_multiplied_as_its_settings_say_by_trainer_and_sampler(setting
         weights = decode_layers.split_layers(model, True, params)
         number_B = jnp.arange(2)
         prompts = decode.PromptBatch(
-            token_PX=jnp.zeros((2, 8), jnp.int32), length_P=number_B + 1, limit_B=number_B + 4, number_B=number_B,
-            key_data=jnp.zeros(2, jnp.uint32),
+            token_PX=jnp.zeros((2, 8), jnp.int32), length_P=number_B + 1,
+            rows=decode.RowStart(limit_B=number_B + 4, number_B=number_B, key_data=jnp.zeros(2, jnp.uint32)),
         )
-        state = decode.prefill(model, (1,), 4, 4, None, weights, prompts, sampling_params(1.0))
+        prefix, logits_BV = decode.prefill(model, None, weights, prompts)
+        rest = decode.begin(model, (1,), 4, 4, None, logits_BV, prompts.rows, sampling_params(1.0))
+        state = decode.DecodeState(prefix, *rest)
         return decode.decode(model, (1,), weights, state, sampling_params(1.0), 0)
 
     head, _ = products(sample, state.params)

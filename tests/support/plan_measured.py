@@ -19,6 +19,7 @@ from tango_jax.planning.memory import phases
 from tango_jax.planning.programs import examine, lowered_functions
 from tango_jax.planning.targets import Devices
 from tango_jax.runtime.rng import step_key
+from tango_jax.sampling.decode import DecodeState
 
 CONFIG = CONFIGS / "tiny.py"
 
@@ -56,11 +57,15 @@ def zeros(tree):
 def main() -> None:
     job = make_job(load_config(str(CONFIG), settings()), Devices(jax.devices()[:1], True, {}), 1)
     policy = job.functions["generator"]
-    compiled = {name: lower().compile() for name, lower in lowered_functions(job, "generator").items()}
+    lowered = {name: lower() for name, lower in lowered_functions(job, "generator").items()}
+    compiled = {name: program.compile() for name, program in lowered.items()}
     programs = {f"generator/{name}": examine(program) for name, program in compiled.items()}
     predicted = {phase.name.split("/")[1]: phase.peak for phase in phases(job, programs)}
     make_state = policy.init.lower(step_key(0, "plan")).compile()
     shapes = job.policies["generator"]
+    _, batch = shapes.sampling.prefill
+    begin_fn = policy.sampler.driver.begin_fn
+    begin = begin_fn.lower(lowered["prefill"].out_info[1], batch.rows, shapes.sampling.params).compile()
     copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params)).lower(shapes.state.params).compile()
 
     base, measured = reset(), {}
@@ -86,7 +91,9 @@ def main() -> None:
 
     def sample():
         weights = jax.block_until_ready(compiled["layout"](states[0].params))
-        state = jax.block_until_ready(compiled["prefill"](weights, *zeros(shapes.sampling.prefill[1:])))
+        batch = zeros(shapes.sampling.prefill[1])
+        prefix, logits_BV = jax.block_until_ready(compiled["prefill"](weights, batch))
+        state = jax.block_until_ready(DecodeState(prefix, *begin(logits_BV, batch.rows, shapes.sampling.params)))
         return compiled["decode"](weights, state, shapes.sampling.params, np.int32(0))
 
     measure("sample", sample)
