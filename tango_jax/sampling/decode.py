@@ -16,6 +16,7 @@ from tango_jax.models import decode_layers, transformer
 from tango_jax.models.attention import AttendFn, attention_of
 from tango_jax.models.decode_attention import make_skipping_decode_attention
 from tango_jax.models.int8 import in_this_step
+from tango_jax.models.rotary import Ropes
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.sampling.logits import SamplingParams, sample_tokens
 
@@ -203,6 +204,7 @@ def decode(
     """Samples until a row has filled the cache bucket, or at most `min_alive` (int32[]) rows are alive."""
     B, S = len(state.rows.token_B), state.suffix.v[0].shape[-2]
     prompt_length_B = jnp.repeat(state.prefix.length_P, B // state.prefix.length_P.shape[0])
+    ropes = all_ropes(config, state.prefix.v[0].shape[-2] + S)
 
     def is_unfinished(state: DecodeState) -> jax.Array:
         # One sum over the devices for both conditions: a row without room outweighs all others.
@@ -211,7 +213,8 @@ def decode(
 
     def body(state: DecodeState) -> DecodeState:
         rows, attend_fns = state.rows, _attend_fns(config, mesh, state)
-        logits_BV, caches = decode_step(config, weights, rows.token_B, prompt_length_B + rows.length_B - 1, attend_fns)
+        position_B = prompt_length_B + rows.length_B - 1
+        logits_BV, caches = decode_step(config, weights, ropes, rows.token_B, position_B, attend_fns)
         suffix = kv.Suffix(k=tuple(k for k, _ in caches), v=tuple(v for _, v in caches))
         rows = append_tokens(rows, logits_BV, sampling, stop_ids, mesh, column=state.step)
         return state.replace(suffix=suffix, step=state.step + 1, rows=rows)
@@ -221,15 +224,22 @@ def decode(
 
 
 def decode_step(
-    config: ModelConfig, weights: dict, token_B: jax.Array, position_B: jax.Array, attend_fns: Sequence[AttendFn]
+    config: ModelConfig, weights: dict, ropes: Ropes, token_B: jax.Array, position_B: jax.Array,
+    attend_fns: Sequence[AttendFn],
 ) -> tuple[jax.Array, tuple]:
-    """(logits_BV of the next tokens, each layer's cache) from a row's newest token and its position."""
+    """(logits_BV of the next tokens, each layer's cache) from a row's newest token and its position. `ropes`: tables of
+    all positions."""
     x_B1D, layers = transformer.embed_tokens(config, weights, token_B[:, None]), weights["layers"]
     if config.sample_weight_dtype:
         layers, x_B1D = in_this_step(layers, x_B1D)
-    rope = transformer.rope_tables(config, position_B[:, None])
+    rope = jax.tree.map(lambda table: jnp.take(table[0], position_B[:, None], axis=0, mode="clip"), ropes)
     x_B1D, caches = decode_layers.apply_split_layers(config, layers, x_B1D, rope, attend_fns)
     return transformer.logits_from_hidden(config, weights["final_norm"], weights["head_DV"], x_B1D)[:, 0], caches
+
+
+def all_ropes(config: ModelConfig, count: int) -> Ropes:
+    """Of the first `count` positions, made before the loop: XLA computes sines inside of it again in every layer."""
+    return transformer.rope_tables(config, jnp.arange(count)[None])
 
 
 def _attend_fns(config: ModelConfig, mesh: Mesh | None, state: DecodeState) -> list[AttendFn]:

@@ -25,6 +25,7 @@ from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.sampling.buckets import Shape
 from tango_jax.sampling.decode import (
     Rows,
+    all_ropes,
     append_tokens,
     decode_step,
     empty_rows,
@@ -224,6 +225,7 @@ def decode_slots(
 ) -> SlotState:
     """Samples until a row has filled its slot, or at most `min_alive` (int32[]) rows are alive."""
     B, columns = len(state.prompt_length_B), state.v[0].shape[-2]
+    ropes = all_ropes(config, columns)
 
     def is_unfinished(state: SlotState) -> jax.Array:
         # One sum over the devices for both conditions: a row without room outweighs all others.
@@ -234,7 +236,7 @@ def decode_slots(
         # Of the newest token. What ended rows write is not read.
         position_B = jnp.minimum(state.prompt_length_B + state.rows.length_B - 1, columns - 1)
         attend_fns = _attend_fns(config, mesh, state, position_B)
-        logits_BV, caches = decode_step(config, weights, state.rows.token_B, position_B, attend_fns)
+        logits_BV, caches = decode_step(config, weights, ropes, state.rows.token_B, position_B, attend_fns)
         rows = append_tokens(state.rows, logits_BV, sampling, stop_ids, mesh)
         k, v = zip(*caches, strict=True)
         return state.replace(k=k, v=v, steps=state.steps + 1, rows=rows)
