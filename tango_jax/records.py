@@ -31,6 +31,14 @@ class Rollout:
     is_truncated_B: np.ndarray  # bool, response reached the length limit without a stop token
     decode_steps: int  # decode steps of the whole call, for throughput metrics
     row_steps: int  # rows x steps computed; the excess over the sampled tokens was wasted on finished rows
+    # B x int32[length], of texts that were read and not sampled: the other word's token at each mark (text/marks.py),
+    # -1 elsewhere. The log-prob of a mark is its token's among these two. None: everything was sampled.
+    others: tuple[np.ndarray, ...] | None = None
+
+    def rows(self, chosen: slice) -> "Rollout":
+        others = self.others and self.others[chosen]
+        return dataclasses.replace(self, tokens=self.tokens[chosen], logps=self.logps[chosen], others=others,
+                                   is_truncated_B=self.is_truncated_B[chosen])
 
 
 class _FoundLater:
@@ -246,6 +254,7 @@ class Batch:
     # int32, the earlier segment of the row that holds the prompt of a token's response; 0: its own segment does. None:
     # all are 0.
     prompt_NZRT: Any = None
+    other_NZRT: Any = None  # int32, as Rollout.others, 0 elsewhere; None: log-probs are over the whole vocabulary
 
 
 def with_base(base: dict | None, params: dict) -> dict:

@@ -1,9 +1,6 @@
-r"""A verifier's judgements of given solutions, and the probability with which it writes each mark.
+"""A verifier's judgements of given solutions, and the probability with which it writes each mark.
 
-P(CORRECT) of a mark is read at the first token at which `\boxed{CORRECT}` and `\boxed{INCORRECT}` differ in the
-verifier's tokenizer, after the prompt and all that the verification says before it: p(CORRECT's token) / (p(CORRECT's
-token) + p(INCORRECT's token)), from the model's own logits (temperature 1), in a pass over the whole text. A word in
-lower case is compared with the other in lower case.
+P(CORRECT) of a mark (text/marks.py) comes from the model's own logits (temperature 1), in a pass over the whole text.
 """
 
 import dataclasses
@@ -20,7 +17,7 @@ from tango_jax.data.processbench import solution_text, steps_of
 from tango_jax.data.row_fields import BadRow, text_of
 from tango_jax.data.rows import Row
 from tango_jax.evaluation.shards import digest
-from tango_jax.grading import find_marks, parse_solution
+from tango_jax.grading import parse_solution
 from tango_jax.method.texts import make_verification
 from tango_jax.records import Problem, Solution
 from tango_jax.runtime import rng
@@ -29,9 +26,10 @@ from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, CheckpointSamplerSettings, open_checkpoint_sampler
 from tango_jax.sampling.given_text import LogitsFn, make_logits_fn
+from tango_jax.text.marks import Place, blank_marks, places_of_marks
 from tango_jax.text.prompts import solution_of
-from tango_jax.text.templates import judged, verifier_prompt
-from tango_jax.text.tokenizer import Tokenizer, token_of_character
+from tango_jax.text.templates import verifier_prompt
+from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.workdir import identify_weights
 
 SPLITS = {"blank_line": r"\n\s*\n", "line": r"\n"}
@@ -57,15 +55,6 @@ class Claim(NamedTuple):
     solution: Solution
     prompt: list[int]
     digest: str  # of the prompt
-
-
-class Place(NamedTuple):
-    """Where a mark's probability is read."""
-
-    row: list[int]  # prompt and verification
-    index: int  # of the token after which the two words differ
-    correct: int  # the next token of each word
-    incorrect: int
 
 
 def judge_rows(
@@ -117,7 +106,8 @@ def read_claim(row: Row, settings: JudgeSettings, sampler: CheckpointSampler) ->
             f"{row.where}: with its {len(solution.steps)} steps the prompt has {len(prompt)} tokens; the limit is "
             f"{sampler.max_prompt}: raise --max_prompt, or leave the row out")
     if settings.scored:
-        longest, tokens = sampler.sampler.config.longest, len(prompt) + len(_slots(sampler.tokenizer, solution))
+        longest = sampler.sampler.config.longest
+        tokens = len(prompt) + len(blank_marks(sampler.tokenizer, len(solution.steps)))
         require(tokens <= longest, f"{row.where}: with marks for its {len(solution.steps)} steps it has {tokens} "
                                    f"tokens; the limit is {longest}: raise --max_new, or leave the row out")
     return Claim(row.fields, solution, prompt, digest(repr(prompt)))
@@ -137,18 +127,12 @@ def _read_solution(row: Row, split: str) -> Solution:
     return solution_of(problem, solution_text(steps), len(steps))
 
 
-def _slots(tokenizer: Tokenizer, solution: Solution) -> list[int]:
-    """A verification without remarks, in which every mark is CORRECT."""
-    count = len(solution.steps)
-    return tokenizer.encode_response(judged([""] * count, [True] * count, end="\n"))
-
-
 def _judge(
     sampler: CheckpointSampler, logits_fn: LogitsFn, claims: Sequence[Claim], settings: JudgeSettings
 ) -> list[dict[str, Any]]:
     samples = 1 if settings.scored else settings.samples
     if settings.scored:
-        responses = [(_slots(sampler.tokenizer, claim.solution), False) for claim in claims]
+        responses = [(blank_marks(sampler.tokenizer, len(claim.solution.steps)), False) for claim in claims]
     else:
         # By what is judged, not by its place: other rows in the file change nothing.
         number_PM = np.array([[int(digest(claim.digest, str(sample)), 16) % 2**31 for sample in range(samples)]
@@ -172,7 +156,7 @@ def mark_probabilities(
     tokenizer: Tokenizer, logits_fn: LogitsFn, prompts: Sequence[list[int]], responses: Sequence[Sequence[int]]
 ) -> list[tuple[list[float | None], float | None]]:
     """P(CORRECT) of each step block's mark and of the verdict, for each response; None: it has no such mark."""
-    placed = [_places(tokenizer, prompt, tokens) for prompt, tokens in zip(prompts, responses, strict=True)]
+    placed = [places_of_marks(tokenizer, prompt, tokens) for prompt, tokens in zip(prompts, responses, strict=True)]
     places = [place for row in placed for place in row if place is not None]
     rows = {id(place.row): place.row for place in places}
     chosen = sorted({token for place in places for token in (place.correct, place.incorrect)})
@@ -189,28 +173,6 @@ def mark_probabilities(
 
     found = [[probability(place) for place in row] for row in placed]
     return [(row[:-1], row[-1]) for row in found]
-
-
-def _places(tokenizer: Tokenizer, prompt: list[int], tokens: Sequence[int]) -> list[Place | None]:
-    """Of each step block's mark, and of the verdict."""
-    text, ends = tokenizer.decode_with_ends(tokens)
-    marks, verdict = find_marks(text)
-    row = [*prompt, *map(int, tokens)]
-
-    def place(start: int, end: int) -> Place:
-        case_fn = str.lower if text[start:end].islower() else str.upper
-        pair = [tokenizer.encode_fn(f"{text[:start]}{case_fn(word)}}}") for word in ("correct", "incorrect")]
-        first = next(index for index, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
-        # The tokens that differ may begin before the word, as in "{COR".
-        own_ends = [0, *tokenizer.decode_with_ends(pair[0])[1]]
-        character = start + len("correct}") - (own_ends[-1] - own_ends[first])
-        token = token_of_character(ends, character)
-        if [0, *ends][token] == character:
-            return Place(row, len(prompt) + token - 1, pair[0][first], pair[1][first])
-        # The model spelled its text with other tokens than its tokenizer, which then decides.
-        return Place([*prompt, *pair[0]], len(prompt) + first - 1, pair[0][first], pair[1][first])
-
-    return [None if mark is None else place(*mark) for mark in (*marks, verdict)]
 
 
 def _verification(

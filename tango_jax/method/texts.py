@@ -82,12 +82,17 @@ def make_verification(judged: Any, text: str, ends: Sequence[int], is_truncated:
     )
 
 
-def rollout_metrics(name: str, rollout: Rollout) -> dict[str, float]:
+def rollout_metrics(name: str, rollout: Rollout, prompts: Sequence[Sequence[int]]) -> dict[str, float]:
     length_B = np.array([len(tokens) for tokens in rollout.tokens])
-    return {
+    metrics = {
         f"{name}/length_mean": length_B.mean(),
         f"{name}/length_max": length_B.max(),
         f"{name}/truncation_rate": rollout.is_truncated_B.mean(),
+    }
+    if rollout.others is not None:  # each prompt and its marks were read once, whatever was drawn from them
+        read = sum(map(len, prompts)) + length_B[:: len(length_B) // len(prompts)].sum()
+        return metrics | {f"{name}/tokens_sampled": 0, f"{name}/tokens_scored": read}
+    return metrics | {
         f"{name}/tokens_sampled": length_B.sum(),
         f"{name}/decode_waste": 1.0 - length_B.sum() / rollout.row_steps,
     }
