@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from tango_jax.loop.breakdown import names_memory
-from tango_jax.loop.turn import RunContext, most_read
+from tango_jax.loop.turn import RunContext
 from tango_jax.method.rehearsal import Rehearsal, Trained
 from tango_jax.models.lora import split
 from tango_jax.records import Batch, Problem, Responses, Rollout, States
@@ -31,7 +31,7 @@ def compile_run(context: RunContext, start: dict, progress: Stage, preemption: h
             for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt) if role in rehearsals else ():
                 _compile_update(ahead, policy, bucket, rehearsals[role])
             if context.own[role].is_scored:
-                for batch in _batches(policy, 1, Trained(most_read(context), 1, is_scored=True)):
+                for batch in _batches(policy, 1, Trained(context.method.most_read(context.config), 1, is_scored=True)):
                     ahead(policy.score)(policy.abstract_weights(), batch)
             else:
                 weights = policy.sampler.layout(start[role])

@@ -69,13 +69,6 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
     return TurnResult(states, metrics, t.sampled, lesson, adv_BT, memory)
 
 
-def most_read(context: RunContext) -> int:
-    """Solutions whose marks a turn or an evaluation may read: all calls share one program."""
-    calls = [call for rehearsal in context.method.rehearsals.values() for call in rehearsal.calls.values()]
-    return max(context.config.eval.problems, context.config.eval.pool,
-               *(call.prompts for call in calls if call.prompt.is_scored))
-
-
 def check_alike(config: ConfigDict, role: str, digest: Hashable) -> None:
     """Raise ValueError, in every process, if they made different results of the same responses."""
     require(len(set(hosts.join_parts([digest]))) == 1, f"arm={config.arm}, the {role}'s turn: processes have different "
@@ -117,7 +110,8 @@ def respond(
     if prompt.is_scored:
         context.show_fn(f"reading the marks of {len(parents)} solutions")
         with timer("verify"), names_memory(f"scoring with the {role}", ["score"], policy):
-            return read_marks(policy, states[role].weights, prompt, parents, group_size, key_data, most_read(context))
+            return read_marks(policy, states[role].weights, prompt, parents, group_size, key_data,
+                              context.method.most_read(context.config))
     (first, last), (sample_phase, read_phase) = hosts.own_range(len(parents)), PHASES[role]
     with timer(sample_phase):
         prompts, is_cut = build_prompts(policy, prompt, parents)

@@ -51,6 +51,12 @@ class Method(NamedTuple):
         """By role, the prompt that turns and evaluations take if they name none."""
         return own_prompts(self.arm)
 
+    def most_read(self, config: ConfigDict) -> int:
+        """Solutions whose marks a turn or an evaluation may read: all calls share one program."""
+        calls = [call for rehearsal in self.rehearsals.values() for call in rehearsal.calls.values()]
+        read = [call.prompts for call in calls if call.prompt.is_scored]
+        return max(config.eval.problems, config.eval.pool, *read)
+
     def samples_of(self, role: str) -> set[int]:
         calls = [call for rehearsal in self.rehearsals.values() for call in rehearsal.calls.values()]
         return {call.samples for call in calls if call.prompt.role == role}
