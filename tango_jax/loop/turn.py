@@ -28,6 +28,7 @@ from tango_jax.sampling.sampler import SampleRequest
 from tango_jax.tasks.own_grader import Grading
 from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import OWN, SOLVE, Prompt
+from tango_jax.tracking.turn_flops import turn_flops
 from tango_jax.tracking.turn_metrics import over_updates, turn_metrics
 
 # Timer phases: of sampling, and of reading what was sampled.
@@ -64,7 +65,7 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
     memory = (lesson.memory or memory).replace(
         turn=memory.turn, cursors=cursors_after(context.config.rl, memory.cursors, t.draws)
     )
-    metrics = turn_metrics(t, lesson, update_metrics)
+    metrics = turn_metrics(t, lesson, update_metrics) | turn_flops(t, lesson, context.policies)
     states = states | dict.fromkeys(context.policies[role].roles, state)
     return TurnResult(states, metrics, t.sampled, lesson, adv_BT, memory)
 

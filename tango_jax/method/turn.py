@@ -243,9 +243,9 @@ class Turn:
             if responses.role == "generator" and len(responses):
                 _ = responses[0].is_correct  # waits for the whole call
 
-    def everything(self, name: str) -> list[Responses]:
-        """All that was sampled to prompts of this name, before dynamic sampling chose from it."""
-        return [one for one in self._everything if one.name == name]
+    def everything(self, name: str = "") -> list[Responses]:
+        """All that was sampled, or all to prompts of this name, before dynamic sampling chose from it."""
+        return [one for one in self._everything if name in ("", one.name)]
 
     def solutions(self) -> list[Solution]:
         """All first tries that were sampled, whatever the prompt, before dynamic sampling chose from them."""
