@@ -67,13 +67,13 @@ def places_of_marks(tokenizer: Tokenizer, prompt: list[int], tokens: Sequence[in
 
 
 class MarkRow(NamedTuple):
-    """`blank_marks` of a number of steps, cut off at a limit."""
+    """`blank_marks` of a number of steps, cut off at a limit: then no mark is read, and the text is empty."""
 
     tokens: np.ndarray  # int32[T]
     other: np.ndarray  # int32[T], at each step's mark INCORRECT's token, where `tokens` has CORRECT's; -1 elsewhere
     text: str
     ends: list[int]  # of each token, characters that are complete after it
-    is_cut: bool  # then no mark is read
+    is_cut: bool
 
     def written(self, is_right: Sequence[bool]) -> tuple[str, list[int]]:
         """The text with these marks, of which the verdict follows, and the ends of the tokens in it."""
@@ -95,5 +95,6 @@ def mark_row(tokenizer: Tokenizer, num_steps: int, limit: int) -> MarkRow:
             raise ValueError("the verifier's tokenizer spells a mark otherwise where text follows it, so that one pass "
                              "cannot read all marks: choose an arm whose verifier writes")
         other[place.index + 1] = place.incorrect
-    tokens = tokens[:limit]
-    return MarkRow(tokens, other[:limit], *tokenizer.decode_with_ends(tokens), is_cut)
+    if is_cut:
+        return MarkRow(tokens[:limit], other[:limit], "", [0] * limit, True)
+    return MarkRow(tokens, other, *tokenizer.decode_with_ends(tokens), False)
