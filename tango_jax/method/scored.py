@@ -38,10 +38,10 @@ def judge_exactly(t: Turn) -> Lesson:
     """
     solutions = t.sample("generator", t.problems("verifier"), t.rl.samples_per_prompt)
     judged = t.sample("verifier", solutions)
-    is_right_B, log_P_B = right_B(judged.owners), _log_P_B(judged)
-    adv_B = np.where(is_right_B, 1.0, -np.exp(log_P_B) / _doubt(log_P_B))
+    is_right_B, log_right_B = right_B(judged.owners), _log_right_B(judged)
+    adv_B = np.where(is_right_B, 1.0, -np.exp(log_right_B) / _doubt(log_right_B))
     adv_BT = (adv_B[:, None] * action_mask(t.config.verifier, judged.rollout)).astype(np.float32)
-    likelihood_B = np.where(is_right_B, np.exp(log_P_B), _doubt(log_P_B)).astype(np.float32)
+    likelihood_B = np.where(is_right_B, np.exp(log_right_B), _doubt(log_right_B)).astype(np.float32)
     reward = Rewards(likelihood_B, verdict_reward(judged, t.rl).metrics,
                      (Term("likelihood of the grade", 1.0, likelihood_B),))
     is_read_B = np.array([one.is_aligned for one in judged])
@@ -76,8 +76,8 @@ def on_one_text(t: Turn, lesson: Lesson) -> Lesson:
     factor_BT = np.zeros(is_mark_BT.shape)
     for b, (is_mark_T, logp_T, record) in enumerate(zip(is_mark_BT, judged.rollout.logps, judged, strict=True)):
         if is_mark_T.any():
-            logp_K = logp_T[is_mark_T[: len(logp_T)]].astype(np.float64)
-            factor_BT[b, is_mark_T] = np.where(record.judgements, 1.0, -np.exp(logp_K) / _doubt(logp_K))
+            logp_marks = logp_T[is_mark_T[: len(logp_T)]].astype(np.float64)
+            factor_BT[b, is_mark_T] = np.where(record.judgements, 1.0, -np.exp(logp_marks) / _doubt(logp_marks))
 
     def mean(values: np.ndarray) -> np.ndarray:
         return np.reshape(values, (-1, M, *np.shape(values)[1:])).mean(axis=1, dtype=np.float64).astype(np.float32)
@@ -91,7 +91,7 @@ def on_one_text(t: Turn, lesson: Lesson) -> Lesson:
     return dataclasses.replace(lesson, responses=once, reward=reward, terms=terms)
 
 
-def _log_P_B(judged: Responses) -> np.ndarray:
+def _log_right_B(judged: Responses) -> np.ndarray:
     """log P of each solution, float64; 0 where no mark is read."""
     return np.array([logp_T[other_T >= 0].sum(dtype=np.float64)
                      for logp_T, other_T in zip(judged.rollout.logps, judged.rollout.others, strict=True)])

@@ -83,8 +83,10 @@ def token_logps(
             here = transformer.vocabulary_shard_index(model_config, word_ZY, vocabulary_mesh)
             return _chosen_logits(logits_ZYV, *here, vocabulary_mesh)
 
-        chosen_ZY = map(chosen, words_ZY)
-        return _score_two(*chosen_ZY) if len(words_ZY) == 2 else _score_all(logits_ZYV, *chosen_ZY, vocabulary_mesh)
+        chosen_ZY, *other_ZY = map(chosen, words_ZY)
+        if other_ZY:
+            return _score_two(chosen_ZY, *other_ZY)
+        return _score_logits(logits_ZYV, chosen_ZY, vocabulary_mesh)
 
     # The hidden state of token t predicts token t + 1. The last one of a row gets the row's first token as its target;
     # `shift` drops that score.
@@ -143,7 +145,7 @@ def _chosen_logits(
     return collectives.sum_over_tensor(jnp.where(is_here_ZY, chosen_ZY, 0.0), mesh)
 
 
-def _score_all(logits_ZYV: jax.Array, chosen_ZY: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, jax.Array]:
+def _score_logits(logits_ZYV: jax.Array, chosen_ZY: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, jax.Array]:
     """Log-prob of the targets with these logits, and entropy. With a mesh, V is this device's part."""
     # Not jax.nn.log_softmax: one number per token crosses devices, never logits.
     top_ZY = collectives.max_over_tensor(logits_ZYV.max(-1), mesh)
