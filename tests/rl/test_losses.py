@@ -160,8 +160,8 @@ def test_unknown_kl_lists_the_choices():
 
 
 def test_the_kl_of_a_choice_between_two_words_by_hand():
-    """0.8 log(0.8 / 0.5) + 0.2 log(0.2 / 0.5) = 0.19274; its derivative in log p is p (log(p / p_0) - log((1 - p) / (1 -
-    p_0)))."""
+    """0.8 log(0.8 / 0.5) + 0.2 log(0.2 / 0.5) = 0.19274; in log p, its derivative is p times the
+    difference of both logarithms."""
     logp_BT, ref_BT = jnp.log(jnp.array([[0.8, 0.5]])), jnp.log(jnp.array([[0.5, 0.5]]))
     np.testing.assert_allclose(losses.two_word_kl_BT(logp_BT, ref_BT), [[0.192745, 0.0]], rtol=1e-5, atol=1e-7)
     own, reference = jax.grad(lambda *args: losses.two_word_kl_BT(*args)[0, 0], argnums=(0, 1))(logp_BT, ref_BT)
