@@ -87,6 +87,8 @@ class Verification:
     token_ends: Sequence[int] = dataclasses.field(default=(), hash=False)  # as of a Solution
     is_truncated: bool = False
     of: Any = None  # what it judges: a Solution; of a second judgement, a Verification
+    # P(CORRECT) of each judgement, where rl.step_reward=probability needs it (text/marks.py); None: there is no mark.
+    p_steps: tuple[float | None, ...] = ()
 
 
 def problem_of(record: Any) -> Problem:
@@ -169,7 +171,10 @@ class StepRewards(NamedTuple):
 
     reward_BT: np.ndarray  # float32
     is_end_BT: np.ndarray  # bool
-    of_steps: list[tuple[float, ...] | None]  # B, for the report: the reward of each step; None: they have none
+    # B, for the report: the reward of each step, None of one that is not judged; None: they have none.
+    of_steps: list[tuple[float | None, ...] | None]
+    # float32, y of the steps that end in a token, the lowest of several. None: +1 or -1, the sign of the reward.
+    y_BT: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)

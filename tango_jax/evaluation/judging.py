@@ -20,7 +20,7 @@ from tango_jax.data.processbench import solution_text, steps_of
 from tango_jax.data.row_fields import BadRow, text_of
 from tango_jax.data.rows import Row
 from tango_jax.evaluation.shards import digest
-from tango_jax.grading import find_marks, parse_solution
+from tango_jax.grading import parse_solution
 from tango_jax.method.texts import make_verification
 from tango_jax.records import Problem, Solution
 from tango_jax.runtime import rng
@@ -29,9 +29,10 @@ from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, CheckpointSamplerSettings, open_checkpoint_sampler
 from tango_jax.sampling.given_text import LogitsFn, make_logits_fn
+from tango_jax.text.marks import Mark, find_deciding_tokens
 from tango_jax.text.prompts import solution_of
 from tango_jax.text.templates import judged, verifier_prompt
-from tango_jax.text.tokenizer import Tokenizer, token_of_character
+from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.workdir import identify_weights
 
 SPLITS = {"blank_line": r"\n\s*\n", "line": r"\n"}
@@ -192,25 +193,16 @@ def mark_probabilities(
 
 
 def _places(tokenizer: Tokenizer, prompt: list[int], tokens: Sequence[int]) -> list[Place | None]:
-    """Of each step block's mark, and of the verdict."""
-    text, ends = tokenizer.decode_with_ends(tokens)
-    marks, verdict = find_marks(text)
+    """Of each step block's mark, and of the verdict. Where the model spelled its text with other tokens than its
+    tokenizer, the tokenizer's are read."""
     row = [*prompt, *map(int, tokens)]
 
-    def place(start: int, end: int) -> Place:
-        case_fn = str.lower if text[start:end].islower() else str.upper
-        pair = [tokenizer.encode_fn(f"{text[:start]}{case_fn(word)}}}") for word in ("correct", "incorrect")]
-        first = next(index for index, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
-        # The tokens that differ may begin before the word, as in "{COR".
-        own_ends = [0, *tokenizer.decode_with_ends(pair[0])[1]]
-        character = start + len("correct}") - (own_ends[-1] - own_ends[first])
-        token = token_of_character(ends, character)
-        if [0, *ends][token] == character:
-            return Place(row, len(prompt) + token - 1, pair[0][first], pair[1][first])
-        # The model spelled its text with other tokens than its tokenizer, which then decides.
-        return Place([*prompt, *pair[0]], len(prompt) + first - 1, pair[0][first], pair[1][first])
+    def place(mark: Mark) -> Place:
+        read, index = ([*prompt, *mark.spelled], mark.place) if mark.token is None else (row, mark.token)
+        return Place(read, len(prompt) + index - 1, mark.correct, mark.incorrect)
 
-    return [None if mark is None else place(*mark) for mark in (*marks, verdict)]
+    return [None if mark is None else place(mark)
+            for mark in find_deciding_tokens(tokenizer, *tokenizer.decode_with_ends(tokens))]
 
 
 def _verification(

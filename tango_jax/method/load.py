@@ -181,6 +181,11 @@ def _check_step_rewards(config: ConfigDict, mistakes: Mistakes) -> None:
         f"rl.judge={rl.judge} leaves solutions without step rewards, and generator.loss.algorithm=reinforce_pp with "
         "generator.loss.step_norm=elements compares with these as zeros: set rl.judge=all, or another step_norm",
     )
+    mistakes.require(
+        rl.step_reward == "mark" or loss.step_norm != "first_error", f"rl.step_reward={rl.step_reward} replaces the "
+        "marks, and generator.loss.step_norm=first_error looks for the first INCORRECT among them: set "
+        "rl.step_reward=mark, or another step_norm",
+    )
 
 
 def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Method, mistakes: Mistakes) -> None:

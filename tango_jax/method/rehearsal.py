@@ -4,6 +4,7 @@ It finds a turn's calls, what is trained on, and which problems are drawn, for c
 validation. Faulty user functions fail here.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -200,7 +201,8 @@ def _verification(kind: str, num_steps: int, format_score: float, most: int) -> 
     text = "" if kind == "empty" else (f"<step_verification>\n{blocks}</step_verification>\n"
                                        f"<final_verification>\\boxed{{{mark}}}</final_verification>")
     judged = Solution(MADE_UP, "", ("",) * num_steps, (), format_score, True, None)
-    return make_verification(judged, text, _token_ends(text, most), is_truncated=False)
+    said = make_verification(judged, text, _token_ends(text, most), is_truncated=False)
+    return dataclasses.replace(said, p_steps=tuple(map(float, said.judgements)))
 
 
 def _token_ends(text: str, most: int) -> tuple[int, ...]:

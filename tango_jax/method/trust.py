@@ -6,6 +6,9 @@ all solutions and every judgement counts (`rl.judge=all`, `rl.trust=()`).
 The measure is the F1 score of accepting a solution (rejecting none of its steps), if one in twenty were right. It needs
 grades alone: all steps of a right solution are taken to be right. Trust rises linearly from 0 at the lower limit of
 `rl.trust` to 1 at the upper. The same measure ends the verifier's warm-up (`rl.warmup_until`).
+
+It is of the marks that were written, also with `rl.step_reward=probability`: trust is then low for a verifier that is
+right only on average over its marks. Of a verifier that stops at the first wrong step, it counts the judged steps.
 """
 
 import dataclasses
@@ -213,7 +216,8 @@ def choose(
 
 def _only(rewards: StepRewards, counts_B: np.ndarray) -> StepRewards:
     of_steps = [one if counts else None for one, counts in zip(rewards.of_steps, counts_B, strict=True)]
-    return StepRewards(rewards.reward_BT * counts_B[:, None], rewards.is_end_BT & counts_B[:, None], of_steps)
+    return StepRewards(rewards.reward_BT * counts_B[:, None], rewards.is_end_BT & counts_B[:, None], of_steps,
+                       rewards.y_BT)
 
 
 def _verdicts(judged: Sequence[Verification]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from support.evaluation_cases import CLAIM, SILENT, small_tokenizer, verification
+from support.greedy_tokenizer import greedy_tokenizer
 from support.paths import ROWS
 from support.tiny_checkpoints import MODEL, tiny_params, write_tiny_folder
 from tango_jax import judge as command
@@ -19,7 +20,6 @@ from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
 from tango_jax.records import Rollout
 from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings, open_checkpoint_sampler
-from tango_jax.text.tokenizer import Tokenizer
 
 STEPS = {"problem": "What is 3 + 4?", "steps": ["3 + 4 = 7", "so 8"], "label": 1}
 TAGGED = {"problem": "What is 5 - 2?", "solution": "<think><step>5 - 2 = 3</step></think><answer>\\boxed{3}</answer>"}
@@ -98,21 +98,6 @@ def test_a_marks_probability_is_the_softmax_of_a_plain_forward_pass(folder, scri
     np.testing.assert_allclose([*found["p_steps"], found["p_verdict"]], expected, atol=2e-6)
     assert result["mean"] == {"p_steps": found["p_steps"], "p_verdict": found["p_verdict"],
                               "correct_steps": [1.0, 0.0], "correct_verdict": 0.0}
-
-
-def greedy_tokenizer(*pieces: str) -> Tokenizer:
-    """The longest piece first; single characters else."""
-    known = [*pieces, *map(chr, range(32, 127))]
-
-    def encode(text):
-        ids = []
-        while text:
-            piece = max((one for one in known if text.startswith(one)), key=len)
-            ids.append(known.index(piece))
-            text = text[len(piece) :]
-        return ids
-
-    return Tokenizer(encode, tuple(one.encode() for one in known), (), (known.index(" "),))
 
 
 @pytest.mark.parametrize("spelled_by_character", [False, True])
