@@ -79,6 +79,7 @@ class Verification:
     """A verifier response, decoded and parsed (method/texts.py)."""
 
     text: str
+    # One for each step where it is aligned, None of a step that is not judged (`verifier.stop_at_first_error`).
     judgements: tuple[bool | None, ...]
     verdict: str  # CORRECT, INCORRECT or INVALID
     format_score: float

@@ -29,7 +29,7 @@ from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, CheckpointSamplerSettings, open_checkpoint_sampler
 from tango_jax.sampling.given_text import LogitsFn, make_logits_fn
-from tango_jax.text.marks import Mark, find_deciding_tokens
+from tango_jax.text.marks import Mark, find_deciding_tokens, of_judgements
 from tango_jax.text.prompts import solution_of
 from tango_jax.text.templates import judged, verifier_prompt
 from tango_jax.text.tokenizer import Tokenizer
@@ -162,7 +162,7 @@ def _judge(
     probabilities = mark_probabilities(
         sampler.tokenizer, logits_fn, [claim.prompt for claim in owners], [tokens for tokens, _ in responses])
     verifications = [
-        _verification(sampler.tokenizer, claim.solution, *response, *found, settings.scored)
+        _verification(sampler, claim.solution, *response, *found, settings.scored)
         for claim, response, found in zip(owners, responses, probabilities, strict=True)
     ]
     groups = [verifications[start : start + samples] for start in range(0, len(verifications), samples)]
@@ -206,11 +206,12 @@ def _places(tokenizer: Tokenizer, prompt: list[int], tokens: Sequence[int]) -> l
 
 
 def _verification(
-    tokenizer: Tokenizer, solution: Solution, tokens: Sequence[int], is_truncated: bool,
+    sampler: CheckpointSampler, solution: Solution, tokens: Sequence[int], is_truncated: bool,
     p_steps: list[float | None], p_verdict: float | None, is_scored: bool,
 ) -> dict[str, Any]:
-    parsed = make_verification(solution, *tokenizer.decode_with_ends(tokens), is_truncated)
+    parsed = make_verification(solution, *sampler.tokenizer.decode_with_ends(tokens), is_truncated, sampler.stops)
     judgements, verdict = list(parsed.judgements), parsed.verdict
+    p_steps = list(of_judgements(p_steps, judgements))
     if is_scored:  # the text has CORRECT everywhere
         judgements = [None if p is None else p >= 0.5 for p in p_steps]
         verdict = "INVALID" if p_verdict is None else "CORRECT" if p_verdict >= 0.5 else "INCORRECT"
@@ -220,15 +221,20 @@ def _verification(
 
 
 def _means(verifications: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the steps, over the verifications that judge each step once; of the verdict, over those that have one."""
+    """Of the steps, over the verifications that judge each step once; of the verdict, over those that have one.
+
+    Of a verifier that stops at the first error, a step that it does not reach is not correct, and has a probability
+    only where every aligned verification reaches it: those that do are not a fair sample.
+    """
     aligned = [one for one in verifications if one["is_aligned"]]
     p_verdicts = [one["p_verdict"] for one in verifications if one["p_verdict"] is not None]
 
     def mean(values: Sequence) -> Any:
         return np.mean(values, axis=0).round(_DIGITS).tolist() if len(values) else None
 
-    return {"p_steps": mean([one["p_steps"] for one in aligned]), "p_verdict": mean(p_verdicts),
-            "correct_steps": mean([one["judgements"] for one in aligned]),
+    p_steps = mean(np.array([one["p_steps"] for one in aligned], float))  # NaN in place of None
+    return {"p_steps": p_steps and [None if math.isnan(p) else p for p in p_steps], "p_verdict": mean(p_verdicts),
+            "correct_steps": mean([[mark is True for mark in one["judgements"]] for one in aligned]),
             "correct_verdict": mean([one["verdict"] == "CORRECT" for one in verifications])}
 
 

@@ -139,7 +139,8 @@ def respond(
     with timer(read_phase):
         own_owners = owners[first * group_size : last * group_size]
         is_soft = context.config.rl.step_reward == "probability" and not is_greedy
-        records = read_responses(prompt, context.task, policy.tokenizer, own_owners, rollout, is_soft)
+        records = read_responses(prompt, context.task, policy.tokenizer, own_owners, rollout,
+                                 context.config.verifier.stop_at_first_error, is_soft)
         grading = None if role == "verifier" else Grading(context.task, list(map(problem_of, own_owners)),
                                                           [record.text for record in records])
     if not hosts.is_alone():

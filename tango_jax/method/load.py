@@ -223,6 +223,11 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Met
             tokens < MAX_SCORED_TOKENS, f"the teacher of {shown} would score up to {tokens} tokens of a turn, more "
             f"than {MAX_SCORED_TOKENS - 1}: lower rl.prompts_per_step, rl.samples_per_prompt or {role}.max_response",
         )
+    mistakes.require(
+        not config.verifier.stop_at_first_error or SECOND_JUDGEMENT not in rehearsal.prompts, f"{shown} is rewarded by "
+        "judgements of every remark, and with verifier.stop_at_first_error=True those after the first rejected one are "
+        "missing: set it to False, or choose another arm",
+    )
     for prompt in {SECOND_TRY, SECOND_JUDGEMENT} & set(rehearsal.prompts):
         least, limit = config.generator.max_response + config.verifier.max_response, config[prompt.role].max_prompt
         mistakes.require(

@@ -38,6 +38,13 @@ def _mark(tokenizer: Tokenizer, text: str, ends: Sequence[int], start: int, end:
                 token if [0, *ends][token] == character else None)
 
 
+def of_judgements(
+    values: Sequence[float | None], judgements: Sequence[bool | None]
+) -> tuple[float | None, ...]:
+    """The values of the blocks, one for each judgement; None of a step that is not judged."""
+    return tuple(None if judgement is None else values[k] for k, judgement in enumerate(judgements))
+
+
 def sampled_probabilities(
     tokenizer: Tokenizer, tokens: Sequence[int], text: str, ends: Sequence[int], logps: Sequence[float]
 ) -> tuple[float | None, ...]:

@@ -51,6 +51,7 @@ class Evaluation(NamedTuple):
     steps_mean: float | None = None  # steps of a sampled solution
     steps_approved: float | None = None  # approved share of the rewarded steps; None if only some are judged
     verifier_live_accept_gap: float | None = None  # tracking/scores.py, aligned verifications; None in the warm-up
+    verifier_first_error_f1: float | None = None  # of the evaluation, as verifier_step_f1
     setup: str = ""  # `setup_of` the run
     method: str = ""  # `method_of` the run
     problems: str = ""  # contents of the files of problems and prompts
@@ -75,10 +76,11 @@ _TEXTS = ("task", "setting", "arm", *_DIGESTS, "source", "arm_record")
 _COLUMNS = ("arm", "seed", "task.data_seed", "verifier.adapter")  # told in columns; the last one in `method`
 _SETUP = ("task.", "eval.", "rl.prompts_per_step", "rl.samples_per_prompt",
           *(f"{role}.{group}" for role in ROLES for group in (
-              "checkpoint", "model.", "sft.", "template", "use_chat", "max_prompt", "max_response")))
+              "checkpoint", "model.", "sft.", "template", "stop_at_first_error", "use_chat", "max_prompt",
+              "max_response")))
 SETUP_IN_WORDS = ("other problems, another model, stage 1 or prompt, or turns of another size (task.*, eval.*, "
                   "rl.prompts_per_step, rl.samples_per_prompt, and of a role checkpoint, model.*, sft.*, template, "
-                  "use_chat, max_prompt or max_response)")
+                  "stop_at_first_error, use_chat, max_prompt or max_response)")
 _COUNTS = ("start", "seed", "turn", "generator_step", "sampled_tokens")
 _OPTIONAL = tuple(Evaluation._field_defaults)
 _MAY_BE_EMPTY = ("verifier_step_f1", "verifier_outcome_f1", *_OPTIONAL)
@@ -107,7 +109,8 @@ def evaluations_of(
             None if is_warmup_ahead else turn.get("verifier/live_step_f1"),
             turn.get("generator/groups_without_signal"), turn.get("generator/alpha"), turn.get("generator/steps_mean"),
             None if _selects(turn) else turn.get("generator/steps_approved"),
-            None if is_warmup_ahead else turn.get("verifier/live_accept_gap"), *digests,
+            None if is_warmup_ahead else turn.get("verifier/live_accept_gap"),
+            row.get("verifier/pool/first_error_f1"), *digests,
         ))
     return found
 

@@ -97,15 +97,17 @@ def _introduction(pairs: Sequence[tuple[Solution, Verification]], shown: int) ->
 
 
 def _transcript(solution: Solution, verification: Verification) -> str:
-    marks = {True: "CORRECT", False: "INCORRECT"}
-    if reason := why_misaligned(verification.judgements, len(solution.steps)):
-        judged = [f"{reason}: no step reward"] * len(solution.steps)
-    else:
+    marks = {True: "CORRECT", False: "INCORRECT", None: "not judged"}
+    if verification.is_aligned:
         judged = [marks[label] for label in verification.judgements]
+    else:
+        reason = why_misaligned(verification.judgements, len(solution.steps))
+        judged = [f"{reason}: no step reward"] * len(solution.steps)
     gold = solution.gold_steps or (None,) * len(solution.steps)
     lines = ["| step | the generator wrote | the verifier judged | gold label |", "|---|---|---|---|"]
     for k, (step, judgement, label) in enumerate(zip(solution.steps, judged, gold, strict=True), 1):
-        lines.append(f"| {k} | {markdown_cell(step)} | {judgement} | {marks.get(label, 'unknown')} |")
+        gold_label = "unknown" if label is None else marks[label]
+        lines.append(f"| {k} | {markdown_cell(step)} | {judgement} | {gold_label} |")
     table = "\n".join(lines)
     grade = "right" if solution.is_correct else f"wrong (gold answer {markdown_code(solution.problem.answer)})"
     return f"""\

@@ -74,7 +74,17 @@ def test_responses_of_the_verifier_have_probabilities_where_they_are_needed(is_n
     logps = tuple(np.full(len(one), math.log(0.8), np.float32) for one in tokens)
     solutions = [solution_of(Problem("p", "q", "a"), "s", 1)] * 2
     rollout = Rollout(tokens, logps, np.zeros(2, bool), 1, 1)
-    records = read_responses(JUDGE, None, tokenizer, solutions, rollout, is_needed)
+    records = read_responses(JUDGE, None, tokenizer, solutions, rollout, needs_probabilities=is_needed)
     assert [one.judgements for one in records] == [(True,), (False,)]
     expected = [(0.8,), (0.2,)] if is_needed else [(), ()]
     assert [one.p_steps for one in records] == [pytest.approx(one) for one in expected]
+
+
+def test_a_step_that_is_not_judged_has_no_probability():
+    tokenizer = greedy_tokenizer(*WORDS)
+    tokens = np.array(tokenizer.encode_fn(verification("INCORRECT", True, False, True)), np.int32)
+    rollout = Rollout((tokens,), (np.full(len(tokens), math.log(0.8)),), np.zeros(1, bool), 1, 1)
+    solutions = [solution_of(Problem("p", "q", "a"), "s", 4)]
+    [record] = read_responses(JUDGE, None, tokenizer, solutions, rollout, stops=True, needs_probabilities=True)
+    assert record.judgements == (True, False, None, None) and record.is_aligned
+    assert record.p_steps[:2] == pytest.approx((0.8, 0.2)) and record.p_steps[2:] == (None, None)
