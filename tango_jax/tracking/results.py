@@ -21,7 +21,7 @@ def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: floa
     first, last = evaluations[0], evaluations[-1]
     gaps = [row[name] for row in rows for role in ROLES if (name := f"{role}/logprob_gap_max") in row]
     verifier = {}
-    for kind in ("step_f1", "outcome_f1"):
+    for kind in ("step_f1", "outcome_f1", *["first_error_f1"] * config.verifier.stop_at_first_error):
         name = f"verifier/pool/{kind}"  # missing for tasks without a fixed pool or without step labels
         verifier |= {f"{kind}_initial": first.get(name), f"{kind}_final": last.get(name)}
     return {
