@@ -260,7 +260,7 @@ def test_a_verifier_that_stops_has_the_f1_of_one_that_goes_on(tokenizer, tmp_pat
     whole = [[said + (True,) * (count - len(said)) * (False in said) for said in row]
              for row, count in zip(texts, counts, strict=True)]
     for stops, said in ((True, texts), (False, whole)):
-        verifier = judge(tokenizer, lambda number, sample, vote, said=said: verification("CORRECT", *said[number][vote]),
+        verifier = judge(tokenizer, lambda number, _, vote, said=said: verification("CORRECT", *said[number][vote]),
                          votes=votes, stops=stops)
         settings = settings_of(tmp_path / str(stops), f"--votes={votes}", "--verifier=a/b", checkpoint=None,
                                sets=f"processbench_math:{ROWS / 'processbench.jsonl'}")

@@ -68,6 +68,24 @@ def test_steps_are_rewarded_by_probabilities():
     assert lesson.metrics["generator/reward/step"] == pytest.approx((0.75 + 0 - 0.25 + 0) / 4)
 
 
+def test_steps_after_the_first_error_have_no_reward():
+    """A verifier that stopped at the first of two steps, and one that approved both."""
+    judged = [verification("INCORRECT", (False, None)), verification(judgements=(True, True))]
+    config = settings(1, 2, alpha_schedule="none", alpha_initial=0.25)
+    lesson = tango.solve(turn_of(config, "generator", {"generator": solutions(False, True), "verifier": judged}))
+    [steps] = lesson.step_rewards
+    assert steps.of_steps == [(-0.5, None), (0.5, 0.5)] and steps.y_BT is None
+    # Elements -1/2, 1/2, 1/2 with mean 1/6 and deviation 1/sqrt(3); tokens after the error get 0.
+    np.testing.assert_allclose(lesson.terms["steps"][1] / np.sqrt(3), [
+        [-2 / 3, -2 / 3, 0, 0, 0], [2 / 3, 2 / 3, 1 / 3, 1 / 3, 0]], rtol=1e-4, atol=1e-6)
+    assert lesson.metrics["generator/steps_approved"] == pytest.approx(2 / 3)  # of three steps with a reward
+    config.generator.loss.step_norm = "first_error"
+    lesson = tango.solve(turn_of(config, "generator", {"generator": solutions(False, True), "verifier": judged}))
+    # Shares of all steps before the error: 0 and 1, with mean 1/2 and deviation 1/sqrt(2).
+    np.testing.assert_allclose(lesson.terms["steps"][1] / np.sqrt(2), [
+        [-1, -1, 0, 0, 0], [0.5, 0.5, 0.5, 0.5, 0]], rtol=1e-4, atol=1e-6)
+
+
 def test_probabilities_of_an_own_verification_must_be_given():
     config = settings(1, 1, step_reward="probability")
     said = {"generator": solutions(True), "verifier": [verification(judgements=(True, True))]}
