@@ -30,7 +30,8 @@ def find_deciding_tokens(tokenizer: Tokenizer, text: str, ends: Sequence[int]) -
 def _mark(tokenizer: Tokenizer, text: str, ends: Sequence[int], start: int, end: int) -> Mark:
     case_fn = str.lower if text[start:end].islower() else str.upper
     pair = [tokenizer.encode_fn(f"{text[:start]}{case_fn(word)}}}") for word in ("correct", "incorrect")]
-    place = next(index for index, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
+    differ = (index for index, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
+    place = next(differ, min(map(len, pair)) - 1)  # a tokenizer without these letters spells both words alike
     own_ends = [0, *tokenizer.decode_with_ends(pair[0])[1]]
     character = start + len("correct}") - (own_ends[-1] - own_ends[place])
     token = token_of_character(ends, character)

@@ -1,5 +1,6 @@
 """The token that decides a mark, and P(CORRECT) by the log-prob with which it was sampled, worked by hand."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -88,3 +89,12 @@ def test_a_step_that_is_not_judged_has_no_probability():
     [record] = read_responses(JUDGE, None, tokenizer, solutions, rollout, stops=True, needs_probabilities=True)
     assert record.judgements == (True, False, None, None) and record.is_aligned
     assert record.p_steps[:2] == pytest.approx((0.8, 0.2)) and record.p_steps[2:] == (None, None)
+
+
+def test_a_tokenizer_that_spells_both_words_alike_raises_nothing():
+    """One that has no capital letters leaves them out, and the model wrote with a token of its own."""
+    tokenizer = greedy_tokenizer(*WORDS)
+    deaf = dataclasses.replace(tokenizer, encode_fn=lambda text: tokenizer.encode_fn(
+        text.replace("INCORRECT", "").replace("CORRECT", "")))
+    tokens = tokenizer.encode_fn(verification("CORRECT", True))
+    assert sampled(deaf, tokens, {"CORRECT": 0.7}) == pytest.approx((0.7,))
