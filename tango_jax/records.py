@@ -31,7 +31,7 @@ class Rollout:
     is_truncated_B: np.ndarray  # bool, response reached the length limit without a stop token
     decode_steps: int  # decode steps of the whole call, for throughput metrics
     row_steps: int  # rows x steps computed; the excess over the sampled tokens was wasted on finished rows
-    # B x int32[length], of texts that were read and not sampled: the other word's token at each mark (text/marks.py),
+    # B x int32[length], of texts that were read and not sampled: the other word's token at each mark (mark_rows.py),
     # -1 elsewhere. The log-prob of a mark is its token's among these two. None: everything was sampled.
     others: tuple[np.ndarray, ...] | None = None
 
@@ -87,6 +87,7 @@ class Verification:
     """A verifier response, decoded and parsed (method/texts.py)."""
 
     text: str
+    # One for each step where it is aligned, None of a step that is not judged (`verifier.stop_at_first_error`).
     judgements: tuple[bool | None, ...]
     verdict: str  # CORRECT, INCORRECT or INVALID
     format_score: float
@@ -95,6 +96,8 @@ class Verification:
     token_ends: Sequence[int] = dataclasses.field(default=(), hash=False)  # as of a Solution
     is_truncated: bool = False
     of: Any = None  # what it judges: a Solution; of a second judgement, a Verification
+    # P(CORRECT) of each judgement, where rl.step_reward=probability needs it (text/marks.py); None: there is no mark.
+    p_steps: tuple[float | None, ...] = ()
 
 
 def problem_of(record: Any) -> Problem:
@@ -177,7 +180,10 @@ class StepRewards(NamedTuple):
 
     reward_BT: np.ndarray  # float32
     is_end_BT: np.ndarray  # bool
-    of_steps: list[tuple[float, ...] | None]  # B, for the report: the reward of each step; None: they have none
+    # B, for the report: the reward of each step, None of one that is not judged; None: they have none.
+    of_steps: list[tuple[float | None, ...] | None]
+    # float32, y of the steps that end in a token, the lowest of several. None: +1 or -1, the sign of the reward.
+    y_BT: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,9 @@
-"""A verifier's judgements of given solutions, and the probability with which it writes each mark.
+r"""A verifier's judgements of given solutions, and the probability with which it writes each mark.
 
-P(CORRECT) of a mark (text/marks.py) comes from the model's own logits (temperature 1), in a pass over the whole text.
+P(CORRECT) of a mark is read at the first token at which `\boxed{CORRECT}` and `\boxed{INCORRECT}` differ in the
+verifier's tokenizer, after the prompt and all that the verification says before it: p(CORRECT's token) / (p(CORRECT's
+token) + p(INCORRECT's token)), from the model's own logits (temperature 1), in a pass over the whole text. A word in
+lower case is compared with the other in lower case.
 """
 
 import dataclasses
@@ -26,7 +29,8 @@ from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, CheckpointSamplerSettings, open_checkpoint_sampler
 from tango_jax.sampling.given_text import LogitsFn, make_logits_fn
-from tango_jax.text.marks import Place, blank_marks, places_of_marks
+from tango_jax.text.mark_rows import blank_marks
+from tango_jax.text.marks import Mark, find_deciding_tokens, of_judgements
 from tango_jax.text.prompts import solution_of
 from tango_jax.text.templates import verifier_prompt
 from tango_jax.text.tokenizer import Tokenizer
@@ -55,6 +59,15 @@ class Claim(NamedTuple):
     solution: Solution
     prompt: list[int]
     digest: str  # of the prompt
+
+
+class Place(NamedTuple):
+    """Where a mark's probability is read."""
+
+    row: list[int]  # prompt and verification
+    index: int  # of the token after which the two words differ
+    correct: int  # the next token of each word
+    incorrect: int
 
 
 def judge_rows(
@@ -145,7 +158,7 @@ def _judge(
     probabilities = mark_probabilities(
         sampler.tokenizer, logits_fn, [claim.prompt for claim in owners], [tokens for tokens, _ in responses])
     verifications = [
-        _verification(sampler.tokenizer, claim.solution, *response, *found, settings.scored)
+        _verification(sampler, claim.solution, *response, *found, settings.scored)
         for claim, response, found in zip(owners, responses, probabilities, strict=True)
     ]
     groups = [verifications[start : start + samples] for start in range(0, len(verifications), samples)]
@@ -156,7 +169,7 @@ def mark_probabilities(
     tokenizer: Tokenizer, logits_fn: LogitsFn, prompts: Sequence[list[int]], responses: Sequence[Sequence[int]]
 ) -> list[tuple[list[float | None], float | None]]:
     """P(CORRECT) of each step block's mark and of the verdict, for each response; None: it has no such mark."""
-    placed = [places_of_marks(tokenizer, prompt, tokens) for prompt, tokens in zip(prompts, responses, strict=True)]
+    placed = [_places(tokenizer, prompt, tokens) for prompt, tokens in zip(prompts, responses, strict=True)]
     places = [place for row in placed for place in row if place is not None]
     rows = {id(place.row): place.row for place in places}
     chosen = sorted({token for place in places for token in (place.correct, place.incorrect)})
@@ -175,12 +188,26 @@ def mark_probabilities(
     return [(row[:-1], row[-1]) for row in found]
 
 
+def _places(tokenizer: Tokenizer, prompt: list[int], tokens: Sequence[int]) -> list[Place | None]:
+    """Of each step block's mark, and of the verdict. Where the model spelled its text with other tokens than its
+    tokenizer, the tokenizer's are read."""
+    row = [*prompt, *map(int, tokens)]
+
+    def place(mark: Mark) -> Place:
+        read, index = ([*prompt, *mark.spelled], mark.place) if mark.token is None else (row, mark.token)
+        return Place(read, len(prompt) + index - 1, mark.correct, mark.incorrect)
+
+    return [None if mark is None else place(mark)
+            for mark in find_deciding_tokens(tokenizer, *tokenizer.decode_with_ends(tokens))]
+
+
 def _verification(
-    tokenizer: Tokenizer, solution: Solution, tokens: Sequence[int], is_truncated: bool,
+    sampler: CheckpointSampler, solution: Solution, tokens: Sequence[int], is_truncated: bool,
     p_steps: list[float | None], p_verdict: float | None, is_scored: bool,
 ) -> dict[str, Any]:
-    parsed = make_verification(solution, *tokenizer.decode_with_ends(tokens), is_truncated)
+    parsed = make_verification(solution, *sampler.tokenizer.decode_with_ends(tokens), is_truncated, sampler.stops)
     judgements, verdict = list(parsed.judgements), parsed.verdict
+    p_steps = list(of_judgements(p_steps, judgements))
     if is_scored:  # the text has CORRECT everywhere
         judgements = [None if p is None else p >= 0.5 for p in p_steps]
         verdict = "INVALID" if p_verdict is None else "CORRECT" if p_verdict >= 0.5 else "INCORRECT"
@@ -190,15 +217,20 @@ def _verification(
 
 
 def _means(verifications: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the steps, over the verifications that judge each step once; of the verdict, over those that have one."""
+    """Of the steps, over the verifications that judge each step once; of the verdict, over those that have one.
+
+    Of a verifier that stops at the first error, a step that it does not reach is not correct, and has a probability
+    only where every aligned verification reaches it: those that do are not a fair sample.
+    """
     aligned = [one for one in verifications if one["is_aligned"]]
     p_verdicts = [one["p_verdict"] for one in verifications if one["p_verdict"] is not None]
 
     def mean(values: Sequence) -> Any:
         return np.mean(values, axis=0).round(_DIGITS).tolist() if len(values) else None
 
-    return {"p_steps": mean([one["p_steps"] for one in aligned]), "p_verdict": mean(p_verdicts),
-            "correct_steps": mean([one["judgements"] for one in aligned]),
+    p_steps = mean(np.array([one["p_steps"] for one in aligned], float))  # NaN in place of None
+    return {"p_steps": p_steps and [None if math.isnan(p) else p for p in p_steps], "p_verdict": mean(p_verdicts),
+            "correct_steps": mean([[mark is True for mark in one["judgements"]] for one in aligned]),
             "correct_verdict": mean([one["verdict"] == "CORRECT" for one in verifications])}
 
 

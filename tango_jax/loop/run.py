@@ -48,7 +48,7 @@ from tango_jax.runtime.process import return_freed_memory
 from tango_jax.runtime.timers import CompileCounter, PhaseTimer
 from tango_jax.tasks.registry import make_task
 from tango_jax.tasks.task import SftExample, Task
-from tango_jax.text.marks import without_remarks
+from tango_jax.text.mark_rows import without_remarks
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log, read_metrics
 from tango_jax.tracking.provenance import begin

@@ -1,5 +1,6 @@
 """Log-probs of whole texts by the trainer, and a verifier's marks that are read from them in one pass."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from tango_jax.records import Responses, Rollout, Solution
 from tango_jax.rl.packing import action_mask, pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
-from tango_jax.text.marks import mark_row
+from tango_jax.text.mark_rows import mark_row
 from tango_jax.text.prompts import Prompt
 
 
@@ -45,7 +46,7 @@ def read_marks(
     policy: Policy, weights: Any, prompt: Prompt, parents: Sequence[Solution], samples: int, key_data: np.ndarray,
     most: int,
 ) -> Responses:
-    """`samples` verifications of each solution, whose marks are read in one pass over `marks.mark_row`. One has the
+    """`samples` verifications of each solution, whose marks are read in one pass over `mark_rows.mark_row`. One has the
     likelier mark of each step; several are drawn, each mark by its probability alone. `most`: solutions of any call.
 
     All processes read their share, and each makes all verifications. Raises Broken in every process if logits are not
@@ -70,14 +71,14 @@ def read_marks(
     logps = [logp_T[: len(row.tokens)] for logp_T, row in zip(logp_PT, rows, strict=True)]
     owners, records = [parent for parent in parents for _ in range(samples)], []
     for b, owner in enumerate(owners):
-        row, logp_T = rows[b // samples], logps[b // samples]
+        row, p_steps = rows[b // samples], np.exp(logps[b // samples][rows[b // samples].other >= 0])
         text, ends = row.text, row.ends
         if not row.is_cut:
-            p_steps = np.exp(logp_T[row.other >= 0])
             limits = np.full(len(p_steps), 0.5) if samples == 1 else np.random.default_rng([*key_data, b]).random(
                 len(p_steps))
             text, ends = row.written((p_steps >= limits).tolist())
-        records.append(make_verification(owner, text, ends, row.is_cut))
+        record = make_verification(owner, text, ends, row.is_cut)
+        records.append(dataclasses.replace(record, p_steps=tuple(map(float, p_steps))))
     rollout = rollout_of([logp_T for logp_T in logps for _ in range(samples)], samples)
     metrics = rollout_metrics(prompt.name, rollout, prompts)
     metrics |= {f"{prompt.name}/prompts_shortened": sum(is_cut), f"{prompt.name}/shortened_rate": np.mean(is_cut)}

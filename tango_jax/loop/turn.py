@@ -132,7 +132,9 @@ def respond(
     owners = [parent for parent in parents for _ in range(group_size)]
     with timer(read_phase):
         own_owners = owners[first * group_size : last * group_size]
-        records = read_responses(prompt, context.task, policy.tokenizer, own_owners, rollout)
+        is_soft = context.config.rl.step_reward == "probability" and not is_greedy
+        records = read_responses(prompt, context.task, policy.tokenizer, own_owners, rollout,
+                                 context.config.verifier.stop_at_first_error, is_soft)
         grading = None if role == "verifier" else Grading(context.task, list(map(problem_of, own_owners)),
                                                           [record.text for record in records])
     if not hosts.is_alone():

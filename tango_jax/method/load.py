@@ -204,6 +204,11 @@ def _check_step_rewards(config: ConfigDict, mistakes: Mistakes) -> None:
         f"rl.judge={rl.judge} leaves solutions without step rewards, and generator.loss.algorithm=reinforce_pp with "
         "generator.loss.step_norm=elements compares with these as zeros: set rl.judge=all, or another step_norm",
     )
+    mistakes.require(
+        rl.step_reward == "mark" or loss.step_norm != "first_error", f"rl.step_reward={rl.step_reward} replaces the "
+        "marks, and generator.loss.step_norm=first_error looks for the first INCORRECT among them: set "
+        "rl.step_reward=mark, or another step_norm",
+    )
 
 
 def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Method, mistakes: Mistakes) -> None:
@@ -244,6 +249,15 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Met
             f"{tokens} tokens of a turn, more than {MAX_SCORED_TOKENS - 1}: lower rl.prompts_per_step, "
             f"rl.samples_per_prompt or {of}.max_response",
         )
+    mistakes.require(
+        not config.verifier.stop_at_first_error or not method.arm.is_scored, f"the verifier of {shown} does not write, "
+        "and with verifier.stop_at_first_error=True it would stop writing: set it to False",
+    )
+    mistakes.require(
+        not config.verifier.stop_at_first_error or SECOND_JUDGEMENT not in rehearsal.prompts, f"{shown} is rewarded by "
+        "judgements of every remark, and with verifier.stop_at_first_error=True those after the first rejected one are "
+        "missing: set it to False, or choose another arm",
+    )
     for prompt in {SECOND_TRY, SECOND_JUDGEMENT} & set(rehearsal.prompts):
         least, limit = config.generator.max_response + config.verifier.max_response, config[prompt.role].max_prompt
         mistakes.require(

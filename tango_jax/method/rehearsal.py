@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
-from tango_jax.grading import GradeReport
+from tango_jax.grading import GradeReport, until_first_error
 from tango_jax.method.lesson import advantages_of, digest_of
 from tango_jax.method.texts import make_solution, make_verification, rollout_metrics, with_parents
 from tango_jax.method.turn import Call, Calls, Turn
@@ -190,7 +190,8 @@ class _MadeUp:
                 self._solutions[problem, kind] = make_solution(task, problem, text, ends, is_correct=kind == "right")
             return self._solutions[problem, kind]
         steps = owner.steps if isinstance(owner, Solution) else getattr(owner, "blocks", ())
-        return _verification(kind, len(steps), getattr(owner, "format_score", 1.0), most)
+        return _verification(kind, len(steps), getattr(owner, "format_score", 1.0), most,
+                             self._config.verifier.stop_at_first_error)
 
 
 @functools.cache
@@ -201,13 +202,15 @@ def _solution_text(answer: str, kind: str, min_steps: int, most: int) -> tuple[s
 
 
 @functools.cache
-def _verification(kind: str, num_steps: int, format_score: float, most: int) -> Any:
+def _verification(kind: str, num_steps: int, format_score: float, most: int, stops: bool) -> Any:
     mark = "CORRECT" if kind == "right" else "INCORRECT"
     blocks = f"<step>read \\boxed{{{mark}}}</step>\n" * num_steps
     text = "" if kind == "empty" else (f"<step_verification>\n{blocks}</step_verification>\n"
                                        f"<final_verification>\\boxed{{{mark}}}</final_verification>")
+    text = until_first_error(text) if stops else text
     judged = Solution(MADE_UP, "", ("",) * num_steps, (), format_score, True, None)
-    return make_verification(judged, text, _token_ends(text, most), is_truncated=False)
+    said = make_verification(judged, text, _token_ends(text, most), False, stops)
+    return dataclasses.replace(said, p_steps=tuple(None if mark is None else float(mark) for mark in said.judgements))
 
 
 def _token_ends(text: str, most: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Verifiers that do not write: the marks of a solution's K steps are read in one pass (text/marks.py).
+"""Verifiers that do not write: the marks of a solution's K steps are read in one pass (text/mark_rows.py).
 
 p_k is the probability of CORRECT at step k's mark, with CORRECT at the marks before it, among the two words. The
 solution is right if all its steps are:

@@ -78,7 +78,9 @@ class Advantages:
         form_fn = functools.partial(step_advantage_BT, self.config.loss.step_norm, self.algorithm.baseline_fn,
                                     not self.algorithm.compares_groups_alone)
         is_right_B = np.array([solution.is_right for solution in responses], bool)
-        return self._by_group(form_fn, responses, rewards.reward_BT, rewards.is_end_BT, is_right_B)
+        y_BT = np.where(rewards.reward_BT > 0, 1.0, -1.0) if rewards.y_BT is None else rewards.y_BT
+        num_steps_B = np.array([len(set(solution.step_ends)) for solution in responses])
+        return self._by_group(form_fn, responses, y_BT, rewards.is_end_BT, num_steps_B, is_right_B)
 
     def _by_group(self, equation: Callable[..., np.ndarray], responses: Responses, *rows: np.ndarray) -> np.ndarray:
         is_action_BT, loss = action_mask(self.config, responses.rollout), self.config.loss

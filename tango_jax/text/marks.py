@@ -1,100 +1,69 @@
-r"""Where a verifier's marks are read.
+r"""Where a verification's marks are decided: the token at which `\boxed{CORRECT}` and `\boxed{INCORRECT}` differ."""
 
-The probability of a mark is read at the first token at which `\boxed{CORRECT}` and `\boxed{INCORRECT}` differ in the
-tokenizer, after all that stands before it: P(CORRECT) = p(CORRECT's token) / (p(CORRECT's token) + p(INCORRECT's
-token)). A word in lower case is compared with the other in lower case.
-
-Marks that are not written are read in `blank_marks`, a verification without remarks in which every mark is CORRECT.
-"""
-
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from tango_jax.grading import find_marks, parse_verification
-from tango_jax.text.templates import judged
+from tango_jax.grading import find_marks
 from tango_jax.text.tokenizer import Tokenizer, token_of_character
 
-END = "\n"  # of each line of a verification without remarks
 
+class Mark(NamedTuple):
+    """A mark in lower case is compared with the other word in lower case."""
 
-class Place(NamedTuple):
-    """Where a mark's probability is read."""
-
-    row: list[int]  # prompt and verification
-    index: int  # of the token after which the two words differ
-    correct: int  # the next token of each word
+    is_correct: bool
+    start: int  # character of the word's first letter
+    spelled: list[int]  # the text up to the mark, with CORRECT, in the tokenizer's spelling
+    place: int  # index in `spelled` of the first token that differs; it may begin before the word, as in "{COR"
+    correct: int  # the token there for each word
     incorrect: int
+    token: int | None  # of the text's own tokens, the one that begins there; None: it is spelled with other tokens
 
 
-def marks_alone(is_right: Sequence[bool]) -> str:
-    """A verification without remarks."""
-    return judged([""] * len(is_right), is_right, end=END)
-
-
-def without_remarks(verification: str) -> str:
-    """With the same marks; unchanged if it does not judge all its blocks."""
-    judgements = parse_verification(verification, 0).judgements
-    return verification if None in judgements else marks_alone(judgements)
-
-
-def blank_marks(tokenizer: Tokenizer, num_steps: int) -> list[int]:
-    """Token ids of a verification without remarks, in which every mark is CORRECT."""
-    return tokenizer.encode_response(marks_alone([True] * num_steps))
-
-
-def places_of_marks(tokenizer: Tokenizer, prompt: list[int], tokens: Sequence[int]) -> list[Place | None]:
-    """Of each step block's mark, and of the verdict; None: it has none."""
-    text, ends = tokenizer.decode_with_ends(tokens)
+def find_deciding_tokens(tokenizer: Tokenizer, text: str, ends: Sequence[int]) -> list[Mark | None]:
+    """Of each step block's mark, and last of the verdict; None: it has none. `ends`: the number of characters complete
+    after each token of the text."""
     marks, verdict = find_marks(text)
-    row = [*prompt, *map(int, tokens)]
-
-    def place(start: int, end: int) -> Place:
-        case_fn = str.lower if text[start:end].islower() else str.upper
-        pair = [tokenizer.encode_fn(f"{text[:start]}{case_fn(word)}}}") for word in ("correct", "incorrect")]
-        first = next(index for index, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
-        # The tokens that differ may begin before the word, as in "{COR".
-        own_ends = [0, *tokenizer.decode_with_ends(pair[0])[1]]
-        character = start + len("correct}") - (own_ends[-1] - own_ends[first])
-        token = token_of_character(ends, character)
-        if [0, *ends][token] == character:
-            return Place(row, len(prompt) + token - 1, pair[0][first], pair[1][first])
-        # The model spelled its text with other tokens than its tokenizer, which then decides.
-        return Place([*prompt, *pair[0]], len(prompt) + first - 1, pair[0][first], pair[1][first])
-
-    return [None if mark is None else place(*mark) for mark in (*marks, verdict)]
+    return [None if span is None else _mark(tokenizer, text, ends, *span) for span in (*marks, verdict)]
 
 
-class MarkRow(NamedTuple):
-    """`blank_marks` of a number of steps, cut off at a limit: then no mark is read, and the text is empty."""
-
-    tokens: np.ndarray  # int32[T]
-    other: np.ndarray  # int32[T], at each step's mark INCORRECT's token, where `tokens` has CORRECT's; -1 elsewhere
-    text: str
-    ends: list[int]  # of each token, characters that are complete after it
-    is_cut: bool
-
-    def written(self, is_right: Sequence[bool]) -> tuple[str, list[int]]:
-        """The text with these marks, of which the verdict follows, and the ends of the tokens in it."""
-        marks, verdict = find_marks(self.text)
-        text, ends = self.text, np.array(self.ends)
-        for (start, end), right in reversed(list(zip((*marks, verdict), (*is_right, all(is_right)), strict=True))):
-            if not right:
-                text = f"{text[:start]}INCORRECT{text[end:]}"
-                ends[ends >= end] += len("IN")
-        return text, ends.tolist()
+def _mark(tokenizer: Tokenizer, text: str, ends: Sequence[int], start: int, end: int) -> Mark:
+    case_fn = str.lower if text[start:end].islower() else str.upper
+    pair = [tokenizer.encode_fn(f"{text[:start]}{case_fn(word)}}}") for word in ("correct", "incorrect")]
+    differ = (index for index, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
+    place = next(differ, min(map(len, pair)) - 1)  # a tokenizer without these letters spells both words alike
+    own_ends = [0, *tokenizer.decode_with_ends(pair[0])[1]]
+    character = start + len("correct}") - (own_ends[-1] - own_ends[place])
+    token = token_of_character(ends, character)
+    return Mark(text[start:end].lower() == "correct", start, pair[0], place, pair[0][place], pair[1][place],
+                token if [0, *ends][token] == character else None)
 
 
-def mark_row(tokenizer: Tokenizer, num_steps: int, limit: int) -> MarkRow:
-    """Raises ValueError: the tokenizer spells the marks so that one pass cannot read them."""
-    tokens = np.array(blank_marks(tokenizer, num_steps), np.int32)
-    other, is_cut = np.full(len(tokens), -1, np.int32), len(tokens) > limit
-    for place in places_of_marks(tokenizer, [], tokens)[: 0 if is_cut else num_steps]:
-        if place is None or place.row != tokens.tolist() or tokens[place.index + 1] != place.correct:
-            raise ValueError("the verifier's tokenizer spells a mark otherwise where text follows it, so that one pass "
-                             "cannot read all marks: choose an arm whose verifier writes")
-        other[place.index + 1] = place.incorrect
-    if is_cut:
-        return MarkRow(tokens[:limit], other[:limit], "", [0] * limit, True)
-    return MarkRow(tokens, other, *tokenizer.decode_with_ends(tokens), False)
+def of_judgements(
+    values: Sequence[float | None], judgements: Sequence[bool | None]
+) -> tuple[float | None, ...]:
+    """The values of the blocks, one for each judgement; None of a step that is not judged."""
+    return tuple(None if judgement is None else values[k] for k, judgement in enumerate(judgements))
+
+
+def sampled_probabilities(
+    tokenizer: Tokenizer, tokens: Sequence[int], text: str, ends: Sequence[int], logps: Sequence[float]
+) -> tuple[float | None, ...]:
+    """P(CORRECT) of each step block's mark, from the log-prob with which the token that decides it was sampled:
+    exp(logp) of CORRECT, 1 - exp(logp) of INCORRECT. None: the block has no mark.
+
+    Any other token counts for the word that was not sampled. The log-probs are the sampler's, at the temperature and
+    after the top-p and top-k of the run. In a word that is not spelled as the tokenizer spells it, the token with its
+    first letter decides.
+    """
+    found = []
+    for mark in find_deciding_tokens(tokenizer, text, ends)[:-1]:
+        if mark is None:
+            found.append(None)
+            continue
+        token, expected = mark.token, mark.correct if mark.is_correct else mark.incorrect
+        if token is None or tokens[token] != expected:
+            token = token_of_character(ends, mark.start)
+        p = min(math.exp(logps[token]), 1.0)
+        found.append(p if mark.is_correct else 1.0 - p)
+    return tuple(found)

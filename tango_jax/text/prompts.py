@@ -39,7 +39,7 @@ class Prompt:
     role: generator or verifier: whose template it fills, and how the response is read.
     fields: (what the prompt is about, whether the template is plain, without instructions) -> Fields.
     stream: the name of its random numbers; empty: `name`.
-    is_scored: nothing is written: the marks of `marks.mark_row` are read in one pass.
+    is_scored: nothing is written: the marks of `mark_rows.mark_row` are read in one pass.
     """
 
     name: str

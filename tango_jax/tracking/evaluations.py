@@ -52,6 +52,7 @@ class Evaluation(NamedTuple):
     steps_mean: float | None = None  # steps of a sampled solution
     steps_approved: float | None = None  # approved share of the rewarded steps; None if only some are judged
     verifier_live_accept_gap: float | None = None  # tracking/scores.py, aligned verifications; None in the warm-up
+    verifier_first_error_f1: float | None = None  # of the evaluation, as verifier_step_f1
     # Of the turns before it, as `sampled_tokens`:
     scored_tokens: int | None = None  # read by a verifier that does not write
     flops: float | None = None  # of rollouts and updates, without padding (tracking/turn_flops.py)
@@ -79,10 +80,11 @@ _TEXTS = ("task", "setting", "arm", *_DIGESTS, "source", "arm_record")
 _COLUMNS = ("arm", "seed", "task.data_seed", "verifier.adapter")  # told in columns; the last one in `method`
 _SETUP = ("task.", "eval.", "rl.prompts_per_step", "rl.samples_per_prompt",
           *(f"{role}.{group}" for role in ROLES for group in (
-              "checkpoint", "model.", "sft.", "template", "use_chat", "max_prompt", "max_response")))
+              "checkpoint", "model.", "sft.", "template", "stop_at_first_error", "use_chat", "max_prompt",
+              "max_response")))
 SETUP_IN_WORDS = ("other problems, another model, stage 1 or prompt, or turns of another size (task.*, eval.*, "
                   "rl.prompts_per_step, rl.samples_per_prompt, and of a role checkpoint, model.*, sft.*, template, "
-                  "use_chat, max_prompt or max_response)")
+                  "stop_at_first_error, use_chat, max_prompt or max_response)")
 _COUNTS = ("start", "seed", "turn", "generator_step", "sampled_tokens", "scored_tokens")
 _OPTIONAL = tuple(Evaluation._field_defaults)
 _MAY_BE_EMPTY = ("verifier_step_f1", "verifier_outcome_f1", *_OPTIONAL)
@@ -113,8 +115,8 @@ def evaluations_of(
             None if is_warmup_ahead else turn.get("verifier/live_step_f1"),
             turn.get("generator/groups_without_signal"), turn.get("generator/alpha"), turn.get("generator/steps_mean"),
             None if _selects(turn) else turn.get("generator/steps_approved"),
-            None if is_warmup_ahead else turn.get("verifier/live_accept_gap"), int(scored),
-            None if np.isnan(flops) else flops, *digests,
+            None if is_warmup_ahead else turn.get("verifier/live_accept_gap"),
+            row.get("verifier/pool/first_error_f1"), int(scored), None if np.isnan(flops) else flops, *digests,
         ))
     return found
 

@@ -33,7 +33,7 @@ from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings
 from tango_jax.sharding.layouts import fetch
-from tango_jax.text.marks import mark_row
+from tango_jax.text.mark_rows import mark_row
 from tango_jax.text.prompts import SCORED, solution_of
 from tango_jax.tracking.evaluations import evaluations_of, read_tables, sources_of, write_table
 from tango_jax.tracking.metrics import read_metrics
@@ -115,7 +115,7 @@ def test_a_judgement_that_is_read_is_the_plain_forward_pass(overrides):
     for record, p in zip(responses, found, strict=True):
         assert record.judgements == tuple(p >= 0.5) and record.verdict == ("CORRECT" if (p >= 0.5).all() else
                                                                            "INCORRECT")
-        assert record.is_aligned == (len(p) > 0)
+        assert record.is_aligned == (len(p) > 0) and record.p_steps == tuple(map(float, p))
     assert responses.metrics["verifier/tokens_sampled"] == 0
     assert responses.metrics["verifier/tokens_scored"] == sum(
         len(prompt) + len(tokens) for prompt, tokens in zip(responses.prompts, responses.rollout.tokens, strict=True))
@@ -244,7 +244,7 @@ ADAPTERS = [f"{role}.{setting}" for role in ("generator", "verifier")
             for setting in ("model.lora.rank=2", "sft.full=true", "optimizer.lora_lr=0.01")]
 RUNS = {
     "scored": ("arm=scored", "rl.verifications_per_solution=2"),
-    "scored_exact": ("arm=scored_exact", "rl.trust=(0.4,0.55)", "rl.judge=failed", "rl.alpha_schedule=none"),
+    "scored_exact": ("arm=scored_exact", "rl.step_reward=probability", "rl.trust=(0.4,0.55)", "rl.judge=failed", "rl.alpha_schedule=none"),
     "adapters": ("arm=scored_exact", *ADAPTERS),
     "one policy": ("arm=scored", "verifier.adapter=generator"),
 }

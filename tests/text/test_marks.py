@@ -1,74 +1,100 @@
-"""Where marks are read, and the text in which marks that are not written are read."""
+"""The token that decides a mark, and P(CORRECT) by the log-prob with which it was sampled, worked by hand."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 
-from support.evaluation_cases import small_tokenizer
-from tango_jax.cli.command_line import load_config
-from tango_jax.grading import parse_verification
-from tango_jax.tasks.registry import tokenizer_model
-from tango_jax.text.marks import blank_marks, mark_row, marks_alone, places_of_marks, without_remarks
-from tango_jax.text.tokenizer import load_sentencepiece
+from support.evaluation_cases import verification
+from support.greedy_tokenizer import greedy_tokenizer
+from tango_jax.method.texts import read_responses
+from tango_jax.records import Problem, Rollout
+from tango_jax.text.marks import find_deciding_tokens, sampled_probabilities
+from tango_jax.text.prompts import JUDGE, solution_of
 
-LETTERS = load_sentencepiece(tokenizer_model(load_config("tiny")))
-TOKENIZERS = {"letters": LETTERS, "bpe": small_tokenizer()}
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_each_steps_mark_has_the_token_of_either_word(name, count):
-    tokenizer = TOKENIZERS[name]
-    row = mark_row(tokenizer, count, 500)
-    assert row.tokens.tolist() == blank_marks(tokenizer, count) and not row.is_cut
-    marks = np.flatnonzero(row.other >= 0)
-    assert len(marks) == count and row.text == marks_alone([True] * count)
-    for k, place in enumerate(places_of_marks(tokenizer, [7, 7], row.tokens)[:count]):
-        assert place.index + 1 == 2 + marks[k]
-        assert (row.tokens[marks[k]], row.other[marks[k]]) == (place.correct, place.incorrect)
-        # Up to the mark, the text with INCORRECT in its place has the same tokens, and then the other word's.
-        other = tokenizer.encode_response(marks_alone([j != k for j in range(count)]))
-        assert other[: marks[k] + 1] == [*row.tokens[: marks[k]], row.other[marks[k]]]
+WORDS = ("CORRECT", "INCORRECT")
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_a_judgement_is_written_as_its_marks_are(name):
-    row = mark_row(TOKENIZERS[name], 3, 500)
-    for marks in ((True, True, True), (True, False, True), (False, False, False)):
-        text, ends = row.written(marks)
-        assert text == marks_alone(marks)
-        parsed = parse_verification(text, 3)
-        assert parsed.judgements == marks and parsed.aligned and parsed.format_score == 1.0
-        assert parsed.verdict == ("CORRECT" if all(marks) else "INCORRECT")
-        assert len(ends) == len(row.tokens) and ends == sorted(ends) and ends[-1] == len(text)
-    # The token of a mark that is replaced ends where the longer word does.
-    text, ends = mark_row(LETTERS, 3, 500).written((True, False, True))
-    second = np.flatnonzero(mark_row(LETTERS, 3, 500).other >= 0)[1]
-    assert text[: ends[second]].endswith("INCORRECT") and text[: ends[second - 1]].endswith("\\boxed{")
+def sampled(tokenizer, tokens, probability_of):
+    """`probability_of`: the token's text -> what it was sampled with; 0.9 of every other."""
+    text, ends = tokenizer.decode_with_ends(tokens)
+    logps = [math.log(probability_of.get(tokenizer.decode([token]), 0.9)) for token in tokens]
+    return sampled_probabilities(tokenizer, tokens, text, ends, logps)
 
 
-def test_marks_that_have_no_room_are_not_read():
-    whole = mark_row(LETTERS, 3, 500)
-    row = mark_row(LETTERS, 3, len(whole.tokens) - 1)
-    assert row.is_cut and (row.other == -1).all() and len(row.tokens) == len(whole.tokens) - 1
-    assert parse_verification(row.text, 3).verdict == "INVALID"
+def test_the_probability_of_a_sampled_word_or_of_the_other_one():
+    tokenizer = greedy_tokenizer(*WORDS)
+    tokens = tokenizer.encode_fn(verification("INCORRECT", True, False))
+    # CORRECT was sampled with 0.7; INCORRECT with 0.4, and all other tokens count for CORRECT.
+    assert sampled(tokenizer, tokens, {"CORRECT": 0.7, "INCORRECT": 0.4}) == pytest.approx((0.7, 0.6))
 
 
-def test_a_tokenizer_that_joins_marks_with_what_follows_is_refused():
-    """It makes one token of the word and the brace behind it, where text follows."""
-    def encode(text: str) -> list[int]:
-        return LETTERS.encode_fn(text.replace("CORRECT}</step>", "z}</step>"))
+def test_a_token_that_begins_before_the_word_decides():
+    r"""`{IN` is one token, and `boxed{C` another: the words differ from "boxed" on, in which INCORRECT has a "b"."""
+    tokenizer = greedy_tokenizer("{IN", "boxed{C", "ORRECT")
+    right, wrong = (tokenizer.encode_fn(verification("CORRECT", mark)) for mark in (True, False))
+    assert sampled(tokenizer, right, {"boxed{C": 0.8, "ORRECT": 0.3}) == pytest.approx((0.8,))
+    text, ends = tokenizer.decode_with_ends(wrong)
+    [mark, _] = find_deciding_tokens(tokenizer, text, ends)
+    assert tokenizer.decode([wrong[mark.token]]) == "b" and text[mark.start :].startswith("INCORRECT")
+    logps = np.full(len(wrong), math.log(0.9))
+    logps[mark.token] = math.log(0.25)
+    assert sampled_probabilities(tokenizer, wrong, text, ends, logps) == pytest.approx((0.75,))
 
-    with pytest.raises(ValueError, match="spells a mark otherwise where text follows it"):
-        mark_row(dataclasses.replace(LETTERS, encode_fn=encode, token_bytes=tuple(
-            b"CORRECT" if one == b"z" else one for one in LETTERS.token_bytes)), 2, 500)
+
+@pytest.mark.parametrize("pieces, mark, p", [
+    (WORDS, True, 0.7), (WORDS, False, 0.6),
+    (("{CORRECT", "INCORRECT"), True, 0.7),  # of INCORRECT, "{" is the tokenizer's own token, and decides
+])
+def test_in_a_word_of_other_tokens_its_first_letter_decides(pieces, mark, p):
+    tokenizer = greedy_tokenizer(*pieces)
+    text = verification("CORRECT", mark)
+    tokens = [number + 2 for number in greedy_tokenizer().encode_fn(text)]  # one a character
+    assert tokenizer.decode(tokens) == text
+    logps = np.full(len(tokens), math.log(0.9))
+    logps[text.index("CORRECT" if mark else "INCORRECT")] = math.log(0.7 if mark else 0.4)
+    found = sampled_probabilities(tokenizer, tokens, text, list(range(1, len(text) + 1)), logps)
+    assert found == pytest.approx((p,))
 
 
-def test_remarks_are_taken_out_of_examples():
-    text = ("<step_verification>\n<step>#1 reads t, says t \\boxed{CORRECT}</step>\n<step>no \\box{incorrect}.</step>\n"
-            "</step_verification>\n<final_verification>\\boxed{INCORRECT}</final_verification>")
-    assert without_remarks(text) == marks_alone([True, False])
-    assert without_remarks("<step_verification><step>?</step></step_verification>").startswith("<step_verification>")
-    unjudged = "<step_verification><step>perhaps</step></step_verification>"
-    assert without_remarks(unjudged) == unjudged
+def test_blocks_without_a_mark_have_none_and_rounding_leaves_no_probability_above_one():
+    tokenizer = greedy_tokenizer("correct")
+    text = "<step_verification><step>fine</step><step>\\boxed{correct}</step></step_verification>"
+    tokens = tokenizer.encode_fn(text)
+    text, ends = tokenizer.decode_with_ends(tokens)
+    assert sampled_probabilities(tokenizer, tokens, text, ends, np.full(len(tokens), 1e-7)) == (None, 1.0)
+    assert sampled_probabilities(tokenizer, [], "", [], []) == ()
+
+
+@pytest.mark.parametrize("is_needed", [False, True])
+def test_responses_of_the_verifier_have_probabilities_where_they_are_needed(is_needed):
+    tokenizer = greedy_tokenizer(*WORDS)
+    texts = [verification("CORRECT", True), verification("INCORRECT", False)]
+    tokens = tuple(np.array(tokenizer.encode_fn(text), np.int32) for text in texts)
+    logps = tuple(np.full(len(one), math.log(0.8), np.float32) for one in tokens)
+    solutions = [solution_of(Problem("p", "q", "a"), "s", 1)] * 2
+    rollout = Rollout(tokens, logps, np.zeros(2, bool), 1, 1)
+    records = read_responses(JUDGE, None, tokenizer, solutions, rollout, needs_probabilities=is_needed)
+    assert [one.judgements for one in records] == [(True,), (False,)]
+    expected = [(0.8,), (0.2,)] if is_needed else [(), ()]
+    assert [one.p_steps for one in records] == [pytest.approx(one) for one in expected]
+
+
+def test_a_step_that_is_not_judged_has_no_probability():
+    tokenizer = greedy_tokenizer(*WORDS)
+    tokens = np.array(tokenizer.encode_fn(verification("INCORRECT", True, False, True)), np.int32)
+    rollout = Rollout((tokens,), (np.full(len(tokens), math.log(0.8)),), np.zeros(1, bool), 1, 1)
+    solutions = [solution_of(Problem("p", "q", "a"), "s", 4)]
+    [record] = read_responses(JUDGE, None, tokenizer, solutions, rollout, stops=True, needs_probabilities=True)
+    assert record.judgements == (True, False, None, None) and record.is_aligned
+    assert record.p_steps[:2] == pytest.approx((0.8, 0.2)) and record.p_steps[2:] == (None, None)
+
+
+def test_a_tokenizer_that_spells_both_words_alike_raises_nothing():
+    """One that has no capital letters leaves them out, and the model wrote with a token of its own."""
+    tokenizer = greedy_tokenizer(*WORDS)
+    deaf = dataclasses.replace(tokenizer, encode_fn=lambda text: tokenizer.encode_fn(
+        text.replace("INCORRECT", "").replace("CORRECT", "")))
+    tokens = tokenizer.encode_fn(verification("CORRECT", True))
+    assert sampled(deaf, tokens, {"CORRECT": 0.7}) == pytest.approx((0.7,))
