@@ -244,7 +244,8 @@ ADAPTERS = [f"{role}.{setting}" for role in ("generator", "verifier")
             for setting in ("model.lora.rank=2", "sft.full=true", "optimizer.lora_lr=0.01")]
 RUNS = {
     "scored": ("arm=scored", "rl.verifications_per_solution=2"),
-    "scored_exact": ("arm=scored_exact", "rl.step_reward=probability", "rl.trust=(0.4,0.55)", "rl.judge=failed", "rl.alpha_schedule=none"),
+    "scored_exact": ("arm=scored_exact", "rl.step_reward=probability", "rl.trust=(0.4,0.55)", "rl.judge=failed",
+                     "rl.alpha_schedule=none"),
     "adapters": ("arm=scored_exact", *ADAPTERS),
     "one policy": ("arm=scored", "verifier.adapter=generator"),
 }
