@@ -34,9 +34,10 @@ def _mark(tokenizer: Tokenizer, text: str, ends: Sequence[int], start: int, end:
     place = next(differ, min(map(len, pair)) - 1)  # a tokenizer without these letters spells both words alike
     own_ends = [0, *tokenizer.decode_with_ends(pair[0])[1]]
     character = start + len("correct}") - (own_ends[-1] - own_ends[place])
-    token = token_of_character(ends, character)
-    return Mark(text[start:end].lower() == "correct", start, pair[0], place, pair[0][place], pair[1][place],
-                token if [0, *ends][token] == character else None)
+    token, correct, incorrect = token_of_character(ends, character), pair[0][place], pair[1][place]
+    is_spelled = [0, *ends][token] == character and correct != incorrect
+    return Mark(text[start:end].lower() == "correct", start, pair[0], place, correct, incorrect,
+                token if is_spelled else None)
 
 
 def of_judgements(
