@@ -127,7 +127,8 @@ def prompting_of(settings: ConfigDict, role: str, meta: dict) -> Prompting | Non
         if "source_fingerprint" in meta and meta["source_fingerprint"]["templates"] != digest:
             raise ValueError("a template file has changed since the run")
         return Prompting(
-            role, templates[role], own.use_chat, own.max_prompt, own.max_response, settings.task.min_steps
+            role, templates[role], own.use_chat, own.max_prompt, own.max_response, settings.task.min_steps,
+            own.stop_at_first_error,
         )
     except ValueError as error:
         print(on_one_line(f"warning: the card shows no prompt: {error}"), file=sys.stderr)

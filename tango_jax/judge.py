@@ -11,7 +11,8 @@ datasets are read as well.
 A row of --out has the fields of its row of --file, such as a label, and
   verifications   one for each of --samples: "judgements" (true, false, or null: no mark) and "p_steps", one for each
                   step that was judged; "verdict" (CORRECT, INCORRECT or INVALID) and "p_verdict"; "text", empty with
-                  --scored; "is_aligned": there is one judgement for each step; "is_truncated"
+                  --scored; "is_aligned": there is one judgement for each step; "is_truncated". A verifier that stops
+                  at the first error (--template=math_first_error, or as in the run) has null for the steps after it
   mean            of all verifications: "p_verdict"; "correct_verdict", the share of verdicts CORRECT; of the aligned
                   ones, for each step, "p_steps" and "correct_steps"
 

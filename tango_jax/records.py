@@ -31,6 +31,14 @@ class Rollout:
     is_truncated_B: np.ndarray  # bool, response reached the length limit without a stop token
     decode_steps: int  # decode steps of the whole call, for throughput metrics
     row_steps: int  # rows x steps computed; the excess over the sampled tokens was wasted on finished rows
+    # B x int32[length], of texts that were read and not sampled: the other word's token at each mark (mark_rows.py),
+    # -1 elsewhere. The log-prob of a mark is its token's among these two. None: everything was sampled.
+    others: tuple[np.ndarray, ...] | None = None
+
+    def rows(self, chosen: slice) -> "Rollout":
+        others = self.others and self.others[chosen]
+        return dataclasses.replace(self, tokens=self.tokens[chosen], logps=self.logps[chosen], others=others,
+                                   is_truncated_B=self.is_truncated_B[chosen])
 
 
 class _FoundLater:
@@ -79,6 +87,7 @@ class Verification:
     """A verifier response, decoded and parsed (method/texts.py)."""
 
     text: str
+    # One for each step where it is aligned, None of a step that is not judged (`verifier.stop_at_first_error`).
     judgements: tuple[bool | None, ...]
     verdict: str  # CORRECT, INCORRECT or INVALID
     format_score: float
@@ -87,6 +96,8 @@ class Verification:
     token_ends: Sequence[int] = dataclasses.field(default=(), hash=False)  # as of a Solution
     is_truncated: bool = False
     of: Any = None  # what it judges: a Solution; of a second judgement, a Verification
+    # P(CORRECT) of each judgement, where rl.step_reward=probability needs it (text/marks.py); None: there is no mark.
+    p_steps: tuple[float | None, ...] = ()
 
 
 def problem_of(record: Any) -> Problem:
@@ -169,7 +180,10 @@ class StepRewards(NamedTuple):
 
     reward_BT: np.ndarray  # float32
     is_end_BT: np.ndarray  # bool
-    of_steps: list[tuple[float, ...] | None]  # B, for the report: the reward of each step; None: they have none
+    # B, for the report: the reward of each step, None of one that is not judged; None: they have none.
+    of_steps: list[tuple[float | None, ...] | None]
+    # float32, y of the steps that end in a token, the lowest of several. None: +1 or -1, the sign of the reward.
+    y_BT: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,6 +260,7 @@ class Batch:
     # int32, the earlier segment of the row that holds the prompt of a token's response; 0: its own segment does. None:
     # all are 0.
     prompt_NZRT: Any = None
+    other_NZRT: Any = None  # int32, as Rollout.others, 0 elsewhere; None: log-probs are over the whole vocabulary
 
 
 def with_base(base: dict | None, params: dict) -> dict:

@@ -160,6 +160,11 @@ ROLE: Group = {
                   "rl.format_weight are 0 (rl/own_reward.py). Empty: none."),
     "template": Key("math", None, "The prompt: a name in text/templates.py, the path of a text file, or a text with "
                     "{problem} in it."),
+    "stop_at_first_error": Key(False, None, "The verifier stops at the first step that it judges INCORRECT, and the "
+                               "verdict follows; later steps are not judged (method/rewards.py, grading/verdict.py). "
+                               "Stage 1's verifications end there. Only for the verifier; its template must ask for "
+                               "it: math_first_error, plain, or your own. False: all steps are judged, as "
+                               "published."),
     "max_prompt": Key(2048, COUNT, "Tokens of the longest prompt."),
     "max_response": Key(2048, COUNT, "Tokens that a response may have."),
     "prompt_buckets": Key((), COUNT, "Lengths to which prompts are padded; max_prompt is always the last.",

@@ -113,7 +113,7 @@ def answer(
     )
     with working("judging"):
         verification = sample_one(verifier, prompt, args, "verify")
-    judged = parse_verification(verification.text, len(steps), solution.format_score)
+    judged = parse_verification(verification.text, len(steps), solution.format_score, verifier.stops)
     console.print(Text("Judgement" + (" (of the solution's first part)" if is_shortened else ""), style="bold"))
     warn_if_cut_off("verification", verification, console)
     if steps and not judged.aligned:

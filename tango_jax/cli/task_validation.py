@@ -112,7 +112,7 @@ def _check_tagged(config: ConfigDict, mistakes: Mistakes) -> None:
             check_hub_id(task.stage_one)
             return
         is_for_verifier = config.verifier.sft.steps > 0 and not config.verifier.init_from
-        rows, heldout = read_stage_one(task.stage_one, is_for_verifier)
+        rows, heldout = read_stage_one(task.stage_one, is_for_verifier, config.verifier.stop_at_first_error)
         mistakes.require(len(rows) > task.validation or bool(heldout), f"task.stage_one={task.stage_one} has "
                          f"{len(rows)} rows, and task.validation={task.validation} sets all of them aside: give more "
                          "rows, or lower it")

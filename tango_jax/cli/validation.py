@@ -11,7 +11,7 @@ from tango_jax.method.own_arm import arm_name, arm_or_none, load_arm, make_sched
 from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.packing import pack_shape
 from tango_jax.runtime.checks import Mistakes, local_path
-from tango_jax.text.templates import load_template
+from tango_jax.text.templates import FIRST_ERROR, load_template
 from tango_jax.tracking.evaluations import read_tables
 from tango_jax.tracking.loggers import check_installed
 from tango_jax.weights.peft_folder import check_lora_config
@@ -158,6 +158,7 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
 def _check_role(role: str, config: ConfigDict, fork_of: str, mistakes: Mistakes) -> None:
     with mistakes.collected():
         load_template(role, config.template)
+    _check_stop(role, config, mistakes)
     _check_start(role, config, fork_of, mistakes)
     _check_model(role, config, mistakes)
     if not mistakes.is_about(*(f"{role}.{name}" for name in SIZES)):
@@ -165,6 +166,18 @@ def _check_role(role: str, config: ConfigDict, fork_of: str, mistakes: Mistakes)
         _check_rows(role, config, mistakes)
     mistakes.require(role == "verifier" or config.sft.start != "generator",
                      f"{role}.sft.start=generator: only the verifier's stage 1 can continue from the generator's")
+
+
+def _check_stop(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
+    stops = config.stop_at_first_error
+    mistakes.require(role == "verifier" or not stops,
+                     f"{role}.stop_at_first_error=True: only the verifier judges steps; set it to False")
+    asks = {"math": False, FIRST_ERROR: True}.get(config.template, stops)
+    mistakes.require(
+        role != "verifier" or asks == stops, f"verifier.stop_at_first_error={stops}, and verifier.template="
+        f"{config.template} asks {'to stop at the first error' if asks else 'to judge all steps'}: set "
+        f"verifier.template={FIRST_ERROR if stops else 'math'}, or your own",
+    )
 
 
 def _check_model(role: str, config: ConfigDict, mistakes: Mistakes) -> None:

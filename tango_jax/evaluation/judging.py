@@ -20,7 +20,7 @@ from tango_jax.data.processbench import solution_text, steps_of
 from tango_jax.data.row_fields import BadRow, text_of
 from tango_jax.data.rows import Row
 from tango_jax.evaluation.shards import digest
-from tango_jax.grading import find_marks, parse_solution
+from tango_jax.grading import parse_solution
 from tango_jax.method.texts import make_verification
 from tango_jax.records import Problem, Solution
 from tango_jax.runtime import rng
@@ -29,9 +29,11 @@ from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, CheckpointSamplerSettings, open_checkpoint_sampler
 from tango_jax.sampling.given_text import LogitsFn, make_logits_fn
+from tango_jax.text.mark_rows import blank_marks
+from tango_jax.text.marks import Mark, find_deciding_tokens, of_judgements
 from tango_jax.text.prompts import solution_of
-from tango_jax.text.templates import judged, verifier_prompt
-from tango_jax.text.tokenizer import Tokenizer, token_of_character
+from tango_jax.text.templates import verifier_prompt
+from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.workdir import identify_weights
 
 SPLITS = {"blank_line": r"\n\s*\n", "line": r"\n"}
@@ -117,7 +119,8 @@ def read_claim(row: Row, settings: JudgeSettings, sampler: CheckpointSampler) ->
             f"{row.where}: with its {len(solution.steps)} steps the prompt has {len(prompt)} tokens; the limit is "
             f"{sampler.max_prompt}: raise --max_prompt, or leave the row out")
     if settings.scored:
-        longest, tokens = sampler.sampler.config.longest, len(prompt) + len(_slots(sampler.tokenizer, solution))
+        longest = sampler.sampler.config.longest
+        tokens = len(prompt) + len(blank_marks(sampler.tokenizer, len(solution.steps)))
         require(tokens <= longest, f"{row.where}: with marks for its {len(solution.steps)} steps it has {tokens} "
                                    f"tokens; the limit is {longest}: raise --max_new, or leave the row out")
     return Claim(row.fields, solution, prompt, digest(repr(prompt)))
@@ -137,18 +140,12 @@ def _read_solution(row: Row, split: str) -> Solution:
     return solution_of(problem, solution_text(steps), len(steps))
 
 
-def _slots(tokenizer: Tokenizer, solution: Solution) -> list[int]:
-    """A verification without remarks, in which every mark is CORRECT."""
-    count = len(solution.steps)
-    return tokenizer.encode_response(judged([""] * count, [True] * count, end="\n"))
-
-
 def _judge(
     sampler: CheckpointSampler, logits_fn: LogitsFn, claims: Sequence[Claim], settings: JudgeSettings
 ) -> list[dict[str, Any]]:
     samples = 1 if settings.scored else settings.samples
     if settings.scored:
-        responses = [(_slots(sampler.tokenizer, claim.solution), False) for claim in claims]
+        responses = [(blank_marks(sampler.tokenizer, len(claim.solution.steps)), False) for claim in claims]
     else:
         # By what is judged, not by its place: other rows in the file change nothing.
         number_PM = np.array([[int(digest(claim.digest, str(sample)), 16) % 2**31 for sample in range(samples)]
@@ -161,7 +158,7 @@ def _judge(
     probabilities = mark_probabilities(
         sampler.tokenizer, logits_fn, [claim.prompt for claim in owners], [tokens for tokens, _ in responses])
     verifications = [
-        _verification(sampler.tokenizer, claim.solution, *response, *found, settings.scored)
+        _verification(sampler, claim.solution, *response, *found, settings.scored)
         for claim, response, found in zip(owners, responses, probabilities, strict=True)
     ]
     groups = [verifications[start : start + samples] for start in range(0, len(verifications), samples)]
@@ -192,33 +189,25 @@ def mark_probabilities(
 
 
 def _places(tokenizer: Tokenizer, prompt: list[int], tokens: Sequence[int]) -> list[Place | None]:
-    """Of each step block's mark, and of the verdict."""
-    text, ends = tokenizer.decode_with_ends(tokens)
-    marks, verdict = find_marks(text)
+    """Of each step block's mark, and of the verdict. Where the model spelled its text with other tokens than its
+    tokenizer, the tokenizer's are read."""
     row = [*prompt, *map(int, tokens)]
 
-    def place(start: int, end: int) -> Place:
-        case_fn = str.lower if text[start:end].islower() else str.upper
-        pair = [tokenizer.encode_fn(f"{text[:start]}{case_fn(word)}}}") for word in ("correct", "incorrect")]
-        first = next(index for index, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)
-        # The tokens that differ may begin before the word, as in "{COR".
-        own_ends = [0, *tokenizer.decode_with_ends(pair[0])[1]]
-        character = start + len("correct}") - (own_ends[-1] - own_ends[first])
-        token = token_of_character(ends, character)
-        if [0, *ends][token] == character:
-            return Place(row, len(prompt) + token - 1, pair[0][first], pair[1][first])
-        # The model spelled its text with other tokens than its tokenizer, which then decides.
-        return Place([*prompt, *pair[0]], len(prompt) + first - 1, pair[0][first], pair[1][first])
+    def place(mark: Mark) -> Place:
+        read, index = ([*prompt, *mark.spelled], mark.place) if mark.token is None else (row, mark.token)
+        return Place(read, len(prompt) + index - 1, mark.correct, mark.incorrect)
 
-    return [None if mark is None else place(*mark) for mark in (*marks, verdict)]
+    return [None if mark is None else place(mark)
+            for mark in find_deciding_tokens(tokenizer, *tokenizer.decode_with_ends(tokens))]
 
 
 def _verification(
-    tokenizer: Tokenizer, solution: Solution, tokens: Sequence[int], is_truncated: bool,
+    sampler: CheckpointSampler, solution: Solution, tokens: Sequence[int], is_truncated: bool,
     p_steps: list[float | None], p_verdict: float | None, is_scored: bool,
 ) -> dict[str, Any]:
-    parsed = make_verification(solution, *tokenizer.decode_with_ends(tokens), is_truncated)
+    parsed = make_verification(solution, *sampler.tokenizer.decode_with_ends(tokens), is_truncated, sampler.stops)
     judgements, verdict = list(parsed.judgements), parsed.verdict
+    p_steps = list(of_judgements(p_steps, judgements))
     if is_scored:  # the text has CORRECT everywhere
         judgements = [None if p is None else p >= 0.5 for p in p_steps]
         verdict = "INVALID" if p_verdict is None else "CORRECT" if p_verdict >= 0.5 else "INCORRECT"
@@ -228,15 +217,20 @@ def _verification(
 
 
 def _means(verifications: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the steps, over the verifications that judge each step once; of the verdict, over those that have one."""
+    """Of the steps, over the verifications that judge each step once; of the verdict, over those that have one.
+
+    Of a verifier that stops at the first error, a step that it does not reach is not correct, and has a probability
+    only where every aligned verification reaches it: those that do are not a fair sample.
+    """
     aligned = [one for one in verifications if one["is_aligned"]]
     p_verdicts = [one["p_verdict"] for one in verifications if one["p_verdict"] is not None]
 
     def mean(values: Sequence) -> Any:
         return np.mean(values, axis=0).round(_DIGITS).tolist() if len(values) else None
 
-    return {"p_steps": mean([one["p_steps"] for one in aligned]), "p_verdict": mean(p_verdicts),
-            "correct_steps": mean([one["judgements"] for one in aligned]),
+    p_steps = mean(np.array([one["p_steps"] for one in aligned], float))  # NaN in place of None
+    return {"p_steps": p_steps and [None if math.isnan(p) else p for p in p_steps], "p_verdict": mean(p_verdicts),
+            "correct_steps": mean([[mark is True for mark in one["judgements"]] for one in aligned]),
             "correct_verdict": mean([one["verdict"] == "CORRECT" for one in verifications])}
 
 

@@ -27,7 +27,8 @@ from tango_jax.tracking.scores import VERDICTS, class_counts, generator_scores, 
 AVERAGE = "average"
 VERIFIER = (
     "verifier_outcome_f1", "verifier_outcome_balanced_accuracy", "verifier_step_f1", "verifier_step_balanced_accuracy",
-    "verifier_rate_correct", "verifier_rate_invalid", "verifier_rate_misaligned", "verifier_format",
+    "verifier_first_error_f1", "verifier_rate_correct", "verifier_rate_invalid", "verifier_rate_misaligned",
+    "verifier_format",
 )
 # A hit and a miss on an erroneous solution, and on a correct one: columns of `_first_error_columns`.
 _ONE_OF_EACH_PA = np.array([[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]], float)

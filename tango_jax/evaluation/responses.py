@@ -176,7 +176,7 @@ def _judged_row(
 ) -> JudgedRow:
     tokens, is_truncated = response or ((), False)
     solution, text = claim.solution, sampler.tokenizer.decode(tokens)
-    parsed = parse_verification(text, len(solution.steps), solution.format_score)
+    parsed = parse_verification(text, len(solution.steps), solution.format_score, sampler.stops)
     return JudgedRow(
         number=claim.number, sample=claim.sample, vote=vote, claim=digest(solution.problem.question, solution.text),
         text=text, verdict=parsed.verdict, judgements=parsed.judgements, is_aligned=parsed.aligned,
@@ -215,6 +215,7 @@ def voted_first_wrong(rows: Sequence[JudgedRow]) -> int | None:
 
 
 def scores_of(rows: Sequence[JudgedRow]) -> dict[str, float]:
-    """Share of CORRECT verdicts, and mean share of approved steps, of one solution over its votes."""
-    approved = [sum(row.judgements) / len(row.judgements) if row.is_aligned else 0.0 for row in rows]
+    """Share of CORRECT verdicts, and mean share of approved steps, of one solution over its votes. Of a verifier that
+    stops at the first error: the share of the steps before it."""
+    approved = [row.judgements.count(True) / len(row.judgements) if row.is_aligned else 0.0 for row in rows]
     return {"verdict": float(np.mean([row.verdict == "CORRECT" for row in rows])), "steps": float(np.mean(approved))}

@@ -27,7 +27,13 @@ from tango_jax.grading.grader import (
     grade_many,
 )
 from tango_jax.grading.steps import ParsedSolution, parse_solution
-from tango_jax.grading.verdict import ParsedVerification, find_marks, parse_verification, why_misaligned
+from tango_jax.grading.verdict import (
+    ParsedVerification,
+    find_marks,
+    parse_verification,
+    until_first_error,
+    why_misaligned,
+)
 
 __all__ = [
     "FAILURES",
@@ -43,5 +49,6 @@ __all__ = [
     "grade_many",
     "parse_solution",
     "parse_verification",
+    "until_first_error",
     "why_misaligned",
 ]

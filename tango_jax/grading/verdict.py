@@ -23,25 +23,53 @@ MIN_GENERATOR_FORMAT = 0.6
 
 @dataclass(frozen=True)
 class ParsedVerification:
-    judgements: tuple[bool | None, ...]  # one per block; None if the block contains no judgement
+    # One per block; None if the block contains no judgement. Of a verifier that stops at the first error: one per step,
+    # None after the error.
+    judgements: tuple[bool | None, ...]
     verdict: str  # CORRECT, INCORRECT or INVALID
     format_score: float  # in [0, 1]
     aligned: bool  # one judgement for every step of the solution, which has at least one step
     blocks: tuple[str, ...]  # text inside each block, tags excluded
 
 
-def parse_verification(text: str, num_steps: int, generator_format_score: float = 1.0) -> ParsedVerification:
-    """`num_steps` and `generator_format_score` describe the solution."""
+def parse_verification(
+    text: str, num_steps: int, generator_format_score: float = 1.0, stops: bool = False
+) -> ParsedVerification:
+    """`num_steps` and `generator_format_score` describe the solution. `stops`: the verifier is to stop at the first
+    step that it judges INCORRECT (`verifier.stop_at_first_error`).
+
+    It judges the steps up to there; later ones are not judged. Blocks after the first INCORRECT are not read, and lower
+    the format score as any wrong count does, so a verifier learns to stop, and none of its judgements is lost before.
+    Without an INCORRECT it must judge all steps.
+    """
     blocks = tuple(block for _, block in _blocks(text))
     marks, verdict = find_marks(text)
     judgements = tuple(None if mark is None else text[slice(*mark)].lower() == "correct" for mark in marks)
+    num_judged, is_judged = sum(judgement is not None for judgement in judgements), None not in judgements
+    is_count_right = num_judged == num_steps
+    if stops and False in judgements[:num_steps]:
+        num_judged = judgements.index(False) + 1
+        is_judged = None not in judgements[:num_judged]
+        is_count_right = is_judged and len(judgements) == num_judged
+        if is_judged:
+            judgements = judgements[:num_judged] + (None,) * (num_steps - num_judged)
     return ParsedVerification(
         judgements=judgements,
         verdict="INVALID" if verdict is None else text[slice(*verdict)].upper(),
-        format_score=_format_score(text.strip(), blocks, judgements, num_steps, generator_format_score),
-        aligned=bool(0 < num_steps == len(judgements)) and None not in judgements,
+        format_score=_format_score(text.strip(), blocks, is_count_right, generator_format_score),
+        aligned=is_judged and 0 < num_steps == len(judgements),
         blocks=blocks,
     )
+
+
+def until_first_error(text: str) -> str:
+    """A verification without the blocks after its first INCORRECT."""
+    marks, _ = find_marks(text)
+    is_wrong = [mark is not None and text[slice(*mark)].lower() == "incorrect" for mark in marks]
+    if True not in is_wrong:
+        return text
+    ends = [start + len(block + "</step>") for start, block in _blocks(text)]
+    return text[: ends[is_wrong.index(True)]] + text[ends[-1] :]
 
 
 def find_marks(text: str) -> tuple[list[tuple[int, int] | None], tuple[int, int] | None]:
@@ -79,13 +107,7 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + "s" * (count != 1)
 
 
-def _format_score(
-    text: str,
-    blocks: tuple[str, ...],
-    judgements: tuple[bool | None, ...],
-    num_steps: int,
-    generator_format_score: float,
-) -> float:
+def _format_score(text: str, blocks: tuple[str, ...], is_count_right: bool, generator_format_score: float) -> float:
     """0 unless the text is a step section followed by a final section."""
     final_start = _final_section_start(text)
     if final_start is None:
@@ -93,10 +115,9 @@ def _format_score(
     score = 1.0
     if _VERDICT.match(text, final_start) is None:
         score -= BAD_VERDICT_PENALTY
-    num_judged = sum(judgement is not None for judgement in judgements)
     if not blocks:
         score -= NO_BLOCKS_PENALTY
-    elif num_judged != num_steps and generator_format_score >= MIN_GENERATOR_FORMAT - 1e-9:
+    elif not is_count_right and generator_format_score >= MIN_GENERATOR_FORMAT - 1e-9:
         score -= WRONG_COUNT_PENALTY
     section = first_block(text, "step_verification")
     edges = [0, *(edge for span in find_blocks(section, "step") for edge in span), len(section)]

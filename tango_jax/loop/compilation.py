@@ -23,15 +23,20 @@ def compile_run(context: RunContext, start: dict, progress: Stage, preemption: h
     rehearsals = context.method.rehearsals
     hosts.compile_exchange()
     for role, policy in context.policies.items():
-        phase = f"sampler and update of the {role}" if role in rehearsals else f"sampler of the {role}"
+        first = "scores" if context.own[role].is_scored else "sampler"
+        phase = f"{first} and update of the {role}" if role in rehearsals else f"{first} of the {role}"
         progress.begin(phase)
         # A compiler refuses a program that is larger than the memory.
         with names_memory(f"compiling for the {role}", ["sample", "update"], policy), CompileAhead() as ahead:
             for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt) if role in rehearsals else ():
                 _compile_update(ahead, policy, bucket, rehearsals[role])
-            weights = policy.sampler.layout(start[role])
-            # One response to a prompt: greedy evaluations.
-            policy.sampler.driver.compile_ahead(ahead, weights, {1, *context.method.samples_of(role)})
+            if context.own[role].is_scored:
+                for batch in _batches(policy, 1, Trained(context.method.most_read(context.config), 1, is_scored=True)):
+                    ahead(policy.score)(policy.abstract_weights(), batch)
+            else:
+                weights = policy.sampler.layout(start[role])
+                # One response to a prompt: greedy evaluations.
+                policy.sampler.driver.compile_ahead(ahead, weights, {1, *context.method.samples_of(role)})
         preemption.check()
         first_not_finite(split(start[role])[0])  # runs before every save
         progress.advance(phase=phase)
@@ -59,9 +64,10 @@ def _compile_update(ahead: CompileAhead, policy: Policy, prompt_length: int, reh
 
 def _batches(policy: Policy, prompt_length: int, trained: Trained) -> Iterator[Batch]:
     """Minibatches of one-token responses to different problems."""
-    P, M, is_joined = trained
+    P, M, is_joined, is_scored = trained
     token = np.array(policy.tokenizer.stop_ids[:1], np.int32)
-    rollout = Rollout((token,) * (P * M), (np.zeros((1,), np.float32),) * (P * M), np.zeros(P * M, bool), 1, P * M)
+    rollout = Rollout((token,) * (P * M), (np.zeros((1,), np.float32),) * (P * M), np.zeros(P * M, bool), 1, P * M,
+                      (token,) * (P * M) if is_scored else None)
     prompts = [[int(token[0])] * prompt_length] * P
     records = [Problem(str(b), "", "") for b in range(P * M)]
     learner = Responses(policy.role, (), prompts, M, rollout, records, {}, is_joined=is_joined)

@@ -45,7 +45,8 @@ def describe_run(
             f"{rl.generator_turns_per_cycle}, and rl.generator_steps is {rl.generator_steps}"
         )
     for role, rehearsal in method.rehearsals.items():
-        sampled = ", ".join(f"{name} {call.prompts} x {call.samples}" for (name, _), call in rehearsal.calls.items())
+        sampled = ", ".join(f"{name} {call.prompts} x {call.samples}{', read in one pass' * call.prompt.is_scored}"
+                            for (name, _), call in rehearsal.calls.items())
         console.log(f"a turn of the {role} samples at most (prompt, parents x samples of each): {sampled}")
     for note in task.notes:
         console.log(note)
@@ -92,8 +93,8 @@ def _parameters(policy: Policy) -> tuple[str, tuple[tuple[str, str, str, int], .
 def describe_results(console: Console, config: ConfigDict, workdir: Path, summary: dict) -> None:
     generator, verifier = summary["generator"], summary["verifier"]
     console.log(f"generator accuracy {generator['accuracy_initial']:.3f} -> {generator['accuracy_final']:.3f}")
-    for name, key in (("step F1", "step_f1"), ("outcome F1", "outcome_f1")):
-        if verifier[f"{key}_initial"] is not None:
+    for name, key in (("step F1", "step_f1"), ("first-error F1", "first_error_f1"), ("outcome F1", "outcome_f1")):
+        if None not in (verifier.get(f"{key}_initial"), verifier.get(f"{key}_final")):
             console.log(f"verifier {name} on the fixed pool {verifier[f'{key}_initial']:.3f} -> "
                         f"{verifier[f'{key}_final']:.3f}")
     console.log(

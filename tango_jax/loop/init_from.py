@@ -82,11 +82,13 @@ def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: di
 
 def what_it_lacks(config: ConfigDict, roles: Sequence[str], source: str) -> str:
     """The end of a line: prompts of this run's method without examples in that stage 1; or ""."""
-    theirs = (read_provenance(Path(source).expanduser()).get("arm") or {}).get("further_prompts")
-    method = load_method(config)
+    arm = read_provenance(Path(source).expanduser()).get("arm") or {}
+    theirs, method = arm.get("further_prompts"), load_method(config)
     ours = {prompt.name for role in roles for prompt in method.further_prompts(role)}
     missing = ours - {name for role in roles for name in theirs.get(role, ())} if theirs is not None else ()
     told = f", which has no examples of {', '.join(sorted(missing))}" if missing else ""
+    if "verifier" in roles and arm and bool(arm.get("is_scored")) != method.arm.is_scored:
+        told += f", whose verifications have {'' if method.arm.is_scored else 'no '}remarks"
     if tuple(roles) == ("generator",) and _settings(source) and has_one_policy(Path(source).expanduser()):
         told += (". In that run one policy then learned the verifier's texts: to start after both, set "
                  f"verifier.adapter=generator and verifier.init_from={source}")

@@ -52,7 +52,8 @@ def measured_names(config: ConfigDict, task: Task, method: Method) -> list[str]:
     """The scores of `evaluate_roles`, by those of one solution; names by problem size are left out."""
     problem, text = task.pool_solution(0) if task.pool_solution else (task.test_problem(0), "")
     solution = make_solution(task, problem, text, [], True)
-    judged = verifier_scores([solution], [make_verification(solution, "", [], False)])
+    judged = [*verifier_scores([solution], [make_verification(solution, "", [], False)])]
+    judged += ["first_error_f1"] * ("step_f1" in judged)  # of one solution alone there is none
     kinds = ("pool", "live") if task.pool_solution else ("live",)
     names = [f"generator/{name}" for name in generator_scores([solution], [False]) if "/" not in name]
     names += [f"verifier/{kind}/{name}" for kind in kinds for name in judged]

@@ -12,10 +12,11 @@ from ml_collections import ConfigDict
 from tango_jax.grading import FAILURES, GradeReport
 from tango_jax.loop.breakdown import Broken, names_memory
 from tango_jax.loop.gather import gather
+from tango_jax.loop.scoring import read_marks, response_logps
 from tango_jax.method.lesson import advantages_of, digest_of
 from tango_jax.method.load import Method
 from tango_jax.method.texts import build_prompts, read_responses, rollout_metrics, with_parents
-from tango_jax.method.turn import MAX_SCORED_TOKENS, Turn, cursors_after
+from tango_jax.method.turn import Turn, cursors_after
 from tango_jax.records import Memory, Problem, Responses, Rollout, States, TrainState, TurnResult, problem_of
 from tango_jax.rl.packing import action_mask, pack_minibatch
 from tango_jax.rl.policy import Policy
@@ -27,6 +28,7 @@ from tango_jax.sampling.sampler import SampleRequest
 from tango_jax.tasks.own_grader import Grading
 from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import OWN, SOLVE, Prompt
+from tango_jax.tracking.turn_flops import turn_flops
 from tango_jax.tracking.turn_metrics import over_updates, turn_metrics
 
 # Timer phases: of sampling, and of reading what was sampled.
@@ -43,13 +45,18 @@ class RunContext:
     method: Method | None = None  # None: roles respond, as in an evaluation, and nothing is trained
     show_fn: Callable[[str], None] = lambda part: None  # takes what a turn or an evaluation is at
 
+    @property
+    def own(self) -> Mapping[str, Prompt]:
+        """The roles' own prompts."""
+        return self.method.own if self.method else OWN
+
 
 def run_turn(context: RunContext, states: States, memory: Memory, place: Place) -> TurnResult:
     """Raises ValueError: the function returned no lesson, or results that differ between processes; Broken: logits or
     losses are not finite."""
     role, method = place.role, context.method
     t = Turn(context.config, context.task, place, memory, method.algorithms[role], PolicyWork(context, states),
-             method.own_rewards.get(role), method.rehearsals[role].calls)
+             method.own_rewards.get(role), method.rehearsals[role].calls, method.own)
     lesson = method.turns[role](t)
     t.wait_for_grades()
     adv_BT = advantages_of(lesson, role, context.config)
@@ -58,7 +65,7 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
     memory = (lesson.memory or memory).replace(
         turn=memory.turn, cursors=cursors_after(context.config.rl, memory.cursors, t.draws)
     )
-    metrics = turn_metrics(t, lesson, update_metrics)
+    metrics = turn_metrics(t, lesson, update_metrics) | turn_flops(t, lesson, context.policies)
     states = states | dict.fromkeys(context.policies[role].roles, state)
     return TurnResult(states, metrics, t.sampled, lesson, adv_BT, memory)
 
@@ -85,31 +92,13 @@ class PolicyWork:
 
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
         policy = self.context.policies[responses.role]
-        is_action_BT = action_mask(policy.config, responses.rollout)
-        assert is_action_BT.size < MAX_SCORED_TOKENS, is_action_BT.size  # method/load.py
         prompts, is_cut_P = build_prompts(policy, prompt, responses.parents)
-        other = responses.replace(prompts=prompts)
-        # Token indices are packed in the field of the advantages, and undo the packing below.
-        place_BT = np.arange(1, 1 + is_action_BT.size, dtype=np.float32).reshape(is_action_BT.shape)
-        parts, doing = [], f"scoring with the {policy.role}'s reference"
+        doing = f"scoring with the {policy.role}'s reference"
         with self.context.timer("update"), names_memory(doing, ["score"], policy):  # as all scores
             weights = self.context.references[responses.role]()
-            for number in range(policy.config.loss.minibatches):
-                batch = pack_minibatch(policy.config, policy.placement, number, other, place_BT, is_action_BT)
-                scored = _own_shards(policy.score(weights, batch))
-                parts += zip(_own_shards(batch.adv_NZRT), _own_shards(batch.is_action_NZRT), scored, strict=True)
-        logp = np.zeros(1 + is_action_BT.size, np.float32)
-        for token_place, is_action, logp_part in hosts.join_parts(parts):
-            logp[token_place[is_action].astype(int)] = logp_part[is_action]
+            logp_BT = response_logps(policy, weights, responses.replace(prompts=prompts))
         is_cut_B = np.repeat(is_cut_P, responses.group_size)
-        return np.where(is_cut_B[:, None], np.float32(np.nan), logp[1:].reshape(is_action_BT.shape))
-
-
-def _own_shards(array: jax.Array | np.ndarray) -> list[np.ndarray]:
-    if isinstance(array, np.ndarray):
-        return [array]
-    shards = sorted(array.addressable_shards, key=lambda shard: shard.device.id)
-    return [np.asarray(shard.data) for shard in shards]
+        return np.where(is_cut_B[:, None], np.float32(np.nan), logp_BT)
 
 
 def respond(
@@ -118,7 +107,12 @@ def respond(
 ) -> Responses:
     """Sample a role's responses about each parent. Solutions are graded meanwhile: the first read of a grade waits for
     all, and the counts of failures are then in the metrics. Raises Broken in every process if logits are not finite."""
-    prompt, policy, timer = prompt or OWN[role], context.policies[role], context.timer
+    prompt, policy, timer = prompt or context.own[role], context.policies[role], context.timer
+    if prompt.is_scored:
+        context.show_fn(f"reading the marks of {len(parents)} solutions")
+        with timer("verify"), names_memory(f"scoring with the {role}", ["score"], policy):
+            return read_marks(policy, states[role].weights, prompt, parents, group_size, key_data,
+                              context.method.most_read(context.config))
     (first, last), (sample_phase, read_phase) = hosts.own_range(len(parents)), PHASES[role]
     with timer(sample_phase):
         prompts, is_cut = build_prompts(policy, prompt, parents)
@@ -138,13 +132,15 @@ def respond(
     owners = [parent for parent in parents for _ in range(group_size)]
     with timer(read_phase):
         own_owners = owners[first * group_size : last * group_size]
-        records = read_responses(prompt, context.task, policy.tokenizer, own_owners, rollout)
+        is_soft = context.config.rl.step_reward == "probability" and not is_greedy
+        records = read_responses(prompt, context.task, policy.tokenizer, own_owners, rollout,
+                                 context.config.verifier.stop_at_first_error, is_soft)
         grading = None if role == "verifier" else Grading(context.task, list(map(problem_of, own_owners)),
                                                           [record.text for record in records])
     if not hosts.is_alone():
         with timer("exchange"):
             records, rollout = gather(records, rollout)
-    metrics = rollout_metrics(prompt.name, rollout)
+    metrics = rollout_metrics(prompt.name, rollout, prompts)
     if prompt is not OWN["generator"]:
         metrics |= {f"{prompt.name}/prompts_shortened": sum(is_cut), f"{prompt.name}/shortened_rate": np.mean(is_cut)}
     kind = "" if prompt is SOLVE else f"{prompt.name}_"

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ml_collections import ConfigDict
 
-from tango_jax.method import baselines, practice, relatives, tango, trust
+from tango_jax.method import baselines, practice, relatives, scored, tango, trust
 from tango_jax.method.turn import Turn
 from tango_jax.records import Lesson
 
@@ -39,6 +39,7 @@ class Arm:
     needs_gold_steps: bool = False  # the task must provide step labels
     is_one_policy: bool = False  # both roles are one policy, as with verifier.adapter=generator
     uses_verifier: bool = True  # a turn samples from the verifier
+    is_scored: bool = False  # the verifier does not write: its marks are read in one pass, also in evaluations
 
     def __post_init__(self):
         if isinstance(self.turns, Mapping):  # runs of a process share the table: an arm is copied, never changed
@@ -95,6 +96,14 @@ ARMS: Mapping[str, Arm] = MappingProxyType({
     "meta_judged": Arm(
         "a verifier whose verifications are judged as well", "judged verifications",
         Look(BLUE, "-.", "triangle-down"), {"generator": tango.solve, "verifier": relatives.judge_and_be_judged},
+    ),
+    "scored": Arm(
+        "a verifier that does not write: its marks are read in one pass, drawn and rewarded", "scored marks, drawn",
+        Look(ORANGE, "-", "square"), {"generator": tango.solve, "verifier": scored.judge_drawn}, is_scored=True,
+    ),
+    "scored_exact": Arm(
+        "a verifier that does not write: the likelihood of the grade by its marks is raised", "scored marks, exact",
+        Look(BLACK, "-.", "circle"), {"generator": tango.solve, "verifier": scored.judge_exactly}, is_scored=True,
     ),
 })
 DEFAULT_ARM = next(iter(ARMS))

@@ -10,7 +10,7 @@ from tango_jax.grading import FAILURES
 from tango_jax.records import Problem, Responses, Rewards, Term, problem_of
 
 # These metrics are summed over batches, all others averaged.
-_SUMMED = ("/prompts_shortened", "/tokens_sampled")
+_SUMMED = ("/prompts_shortened", "/tokens_sampled", "/tokens_scored")
 _LARGEST = "/length_max"
 
 Chosen = Sequence[tuple[int, int]]  # (batch, place of a problem in it)
@@ -81,6 +81,7 @@ def _choose(same: Sequence[Responses], problems: Sequence[Sequence[Problem]], ch
         rollouts[0],
         tokens=tuple(choose([rollout.tokens for rollout in rollouts], of_records)),
         logps=tuple(choose([rollout.logps for rollout in rollouts], of_records)),
+        others=rollouts[0].others and tuple(choose([rollout.others for rollout in rollouts], of_records)),
         is_truncated_B=np.array(choose([rollout.is_truncated_B for rollout in rollouts], of_records), bool),
         decode_steps=sum(rollout.decode_steps for rollout in rollouts),
         row_steps=sum(rollout.row_steps for rollout in rollouts),

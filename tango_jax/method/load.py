@@ -15,7 +15,7 @@ from tango_jax.method.arms import Arm, TurnFunction, turns_of
 from tango_jax.method.own_arm import arm_of
 from tango_jax.method.rehearsal import Rehearsal, made_up_task, rehearse
 from tango_jax.method.relatives import MAJORITY
-from tango_jax.method.turn import MAX_SCORED_TOKENS, Turn
+from tango_jax.method.turn import MAX_SCORED_TOKENS, Call, Turn
 from tango_jax.records import Lesson
 from tango_jax.rl.algorithms import ALGORITHMS, Algorithm, algorithm_of
 from tango_jax.rl.loss_term import load_loss_term
@@ -27,7 +27,7 @@ from tango_jax.runtime.user_code import UserFunction
 from tango_jax.tasks.own_grader import check_goes_by_answer
 from tango_jax.tasks.registry import LOOKED_AT, example_problem, teaches_further_prompts
 from tango_jax.tasks.task import Task
-from tango_jax.text.prompts import OWN, PROMPTS, SECOND_JUDGEMENT, SECOND_TRY, Prompt
+from tango_jax.text.prompts import OWN, PROMPTS, SCORED, SECOND_JUDGEMENT, SECOND_TRY, Prompt
 
 # Errors of sampling, not of the function that called it.
 NOT_OF_THE_TURN = (FloatingPointError, jax.errors.JaxRuntimeError, OutOfMemory, hosts.Preempted)
@@ -43,7 +43,19 @@ class Method(NamedTuple):
     def further_prompts(self, role: str) -> tuple[Prompt, ...]:
         """Further prompts of a role, which stage 1 also has examples of."""
         found = [prompt for rehearsal in self.rehearsals.values() for prompt in rehearsal.prompts]
-        return tuple(dict.fromkeys(prompt for prompt in found if prompt.role == role and prompt is not OWN[role]))
+        own = self.own[role]
+        return tuple(dict.fromkeys(prompt for prompt in found if prompt.role == role and prompt is not own))
+
+    @property
+    def own(self) -> Mapping[str, Prompt]:
+        """By role, the prompt that turns and evaluations take if they name none."""
+        return own_prompts(self.arm)
+
+    def most_read(self, config: ConfigDict) -> int:
+        """Solutions whose marks a turn or an evaluation may read: all calls share one program."""
+        calls = [call for rehearsal in self.rehearsals.values() for call in rehearsal.calls.values()]
+        read = [call.prompts for call in calls if call.prompt.is_scored]
+        return max(config.eval.problems, config.eval.pool, *read)
 
     def samples_of(self, role: str) -> set[int]:
         calls = [call for rehearsal in self.rehearsals.values() for call in rehearsal.calls.values()]
@@ -53,11 +65,17 @@ class Method(NamedTuple):
     def streams(self) -> set[str]:
         return {stream for rehearsal in self.rehearsals.values() for stream in rehearsal.draws}
 
-    def stage_one_kind(self, roles: Sequence[str] = ROLES) -> str:
-        """Sets the stage 1 of these roles apart from other arms'; or "". Nobody has examples of a user's prompts."""
+    def stage_one_kind(self, roles: Sequence[str] = ROLES, is_taught: bool = True) -> str:
+        """Sets the stage 1 of these roles apart from other arms'; or "". `is_taught`: further prompts have examples;
+        nobody has some of a user's."""
+        has_marks = self.arm.is_scored and "verifier" in roles
         further = [prompt.name for role in roles for prompt in self.further_prompts(role)
-                   if PROMPTS.get(prompt.name) == prompt]
-        return ",".join([*["one_policy"] * self.arm.is_one_policy, *further])
+                   if is_taught and PROMPTS.get(prompt.name) == prompt]
+        return ",".join([*["one_policy"] * self.arm.is_one_policy, *["marks_alone"] * has_marks, *further])
+
+
+def own_prompts(arm: Arm) -> Mapping[str, Prompt]:
+    return {**OWN, "verifier": SCORED} if arm.is_scored else OWN
 
 
 class Parts(NamedTuple):
@@ -93,7 +111,8 @@ def load_method(config: ConfigDict, task: Task | None = None, is_checked: bool =
     for role, turn in turns.items():
         own_reward = own_rewards.get(role) if task else None
         try:
-            rehearsals[role] = rehearse(turn, role, config, algorithms[role], rehearsed_with, own_reward)
+            rehearsals[role] = rehearse(turn, role, config, algorithms[role], rehearsed_with, own_reward,
+                                        own_prompts(arm))
         except ValueError as error:
             place = f"arm={config.arm}, the {role}'s turn: "
             text = str(error).removeprefix(place).replace(hosts.ONCE_MENDED, "")  # nothing has begun
@@ -105,8 +124,8 @@ def load_method(config: ConfigDict, task: Task | None = None, is_checked: bool =
 
 
 def stage_one_kind(config: ConfigDict, arm: str, roles: Sequence[str] = ROLES) -> str:
-    """How the stage 1 of these roles of an arm differs from the one of the settings: one policy, or further prompts;
-    empty: it does not."""
+    """How the stage 1 of these roles of an arm differs from the one of the settings: one policy, marks without remarks,
+    or further prompts; empty: it does not."""
     config = config.copy_and_resolve_references()
     config.arm = arm
     imitate = [role for role in ROLES if config[role].sft.steps and not config[role].init_from]
@@ -114,7 +133,7 @@ def stage_one_kind(config: ConfigDict, arm: str, roles: Sequence[str] = ROLES) -
     if "verifier" in imitate and (method.arm.is_one_policy or config.verifier.adapter == "generator"):
         imitate = roles = ROLES  # every batch has examples of both
     imitate = [role for role in imitate if role in roles]
-    kind = method.stage_one_kind(imitate if imitate and teaches_further_prompts(config) else ())
+    kind = method.stage_one_kind(imitate, bool(imitate) and teaches_further_prompts(config))
     return kind.removeprefix("one_policy").lstrip(",") if config.verifier.adapter == "generator" else kind
 
 
@@ -144,6 +163,10 @@ def _check(config: ConfigDict, method: Method) -> None:
                      f"and its turns {verb} from the verifier: set it to {has_verifier}")
     for role, rehearsal in rehearsals.items():
         _check_turn(config, role, rehearsal, method, mistakes)
+        others = [prompt.name for prompt in rehearsal.prompts if prompt.role == "verifier" and not prompt.is_scored]
+        mistakes.require(not method.arm.is_scored or not others, f"{shown} has is_scored=True, so that its "
+                         f"verifier does not write, and the {role}'s turn samples from it with the prompt "
+                         f"{', '.join(others)}: name no prompt, or set is_scored=False")
     is_own = "generator" in method.turns and _is_own(method.arm.turns["generator"])
     is_trusted = "generator" in rehearsals and "generator/judged_share" in rehearsals["generator"].metrics
     mistakes.require(
@@ -181,6 +204,11 @@ def _check_step_rewards(config: ConfigDict, mistakes: Mistakes) -> None:
         f"rl.judge={rl.judge} leaves solutions without step rewards, and generator.loss.algorithm=reinforce_pp with "
         "generator.loss.step_norm=elements compares with these as zeros: set rl.judge=all, or another step_norm",
     )
+    mistakes.require(
+        rl.step_reward == "mark" or loss.step_norm != "first_error", f"rl.step_reward={rl.step_reward} replaces the "
+        "marks, and generator.loss.step_norm=first_error looks for the first INCORRECT among them: set "
+        "rl.step_reward=mark, or another step_norm",
+    )
 
 
 def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Method, mistakes: Mistakes) -> None:
@@ -193,7 +221,8 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Met
         MAJORITY not in rehearsal.metrics or rl.samples_per_prompt > 1, f"{shown} labels solutions by the majority "
         "answer to a problem, and rl.samples_per_prompt=1 gives only one answer: raise it",
     )
-    is_alone = rehearsal.learner.samples == 1 and not rehearsal.learner.is_joined
+    trained = rehearsal.learner
+    is_alone = trained.samples == 1 and not trained.is_joined and not trained.is_scored
     mistakes.require(
         not is_alone or not method.algorithms[role].compares_groups_alone or learner.loss.algorithm not in ALGORITHMS,
         f"{role}.loss.algorithm={learner.loss.algorithm} compares the responses to a prompt, and the turn takes only "
@@ -212,12 +241,23 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Met
             learner.loss.kl_coef > 0, f"{shown} uses the reference policy of the {role} as its teacher, and "
             f"{role}.loss.kl_coef=0 removes it: set it above 0",
         )
-    for call in rehearsal.scored:
-        tokens = call.prompts * call.samples * learner.max_response
+    read = [Call(call.prompt, call.prompts, 1) for call in rehearsal.calls.values() if call.prompt.is_scored]
+    for call in (*rehearsal.scored, *read):
+        of, tokens = call.prompt.role, call.prompts * call.samples * config[call.prompt.role].max_response
         mistakes.require(
-            tokens < MAX_SCORED_TOKENS, f"the teacher of {shown} would score up to {tokens} tokens of a turn, more "
-            f"than {MAX_SCORED_TOKENS - 1}: lower rl.prompts_per_step, rl.samples_per_prompt or {role}.max_response",
+            tokens < MAX_SCORED_TOKENS, f"the {'verifier' if call in read else 'teacher'} of {shown} would score up to "
+            f"{tokens} tokens of a turn, more than {MAX_SCORED_TOKENS - 1}: lower rl.prompts_per_step, "
+            f"rl.samples_per_prompt or {of}.max_response",
         )
+    mistakes.require(
+        not config.verifier.stop_at_first_error or not method.arm.is_scored, f"the verifier of {shown} does not write, "
+        "and with verifier.stop_at_first_error=True it would stop writing: set it to False",
+    )
+    mistakes.require(
+        not config.verifier.stop_at_first_error or SECOND_JUDGEMENT not in rehearsal.prompts, f"{shown} is rewarded by "
+        "judgements of every remark, and with verifier.stop_at_first_error=True those after the first rejected one are "
+        "missing: set it to False, or choose another arm",
+    )
     for prompt in {SECOND_TRY, SECOND_JUDGEMENT} & set(rehearsal.prompts):
         least, limit = config.generator.max_response + config.verifier.max_response, config[prompt.role].max_prompt
         mistakes.require(

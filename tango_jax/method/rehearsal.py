@@ -4,6 +4,7 @@ It finds a turn's calls, what is trained on, and which problems are drawn, for c
 validation. Faulty user functions fail here.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
-from tango_jax.grading import GradeReport
+from tango_jax.grading import GradeReport, until_first_error
 from tango_jax.method.lesson import advantages_of, digest_of
 from tango_jax.method.texts import make_solution, make_verification, rollout_metrics, with_parents
 from tango_jax.method.turn import Call, Calls, Turn
@@ -24,7 +25,7 @@ from tango_jax.rl.packing import action_mask
 from tango_jax.rl.schedule import Place
 from tango_jax.runtime.checks import require, shortened
 from tango_jax.tasks.task import Task
-from tango_jax.text.prompts import Fields, Prompt
+from tango_jax.text.prompts import OWN, Fields, Prompt
 
 MADE_UP = Problem("made up", "What is 1 + 1?", "2", size=1)
 # The kinds that responses take in turn: all alike, and mixed as in a real turn.
@@ -38,6 +39,7 @@ class Trained(NamedTuple):
     prompts: int  # at most
     samples: int
     is_joined: bool = False  # see Responses
+    is_scored: bool = False  # its marks are read, see Rollout.others
 
 
 class Rehearsal(NamedTuple):
@@ -64,13 +66,14 @@ def made_up_task(problem: Problem | None) -> Task:
 
 def rehearse(
     turn_fn: Callable[[Turn], Lesson], role: str, config: ConfigDict, algorithm: Algorithm, task: Task,
-    own_reward: OwnReward | None = None,
+    own_reward: OwnReward | None = None, own: Mapping[str, Prompt] = OWN,
 ) -> Rehearsal:
     """Run a turn in all SCENARIOS. Raises ValueError: its result does not fit, its calls depend on the responses, or it
     is no function of them."""
     config = _with_short_responses(config)
-    runs = {name: _run(turn_fn, role, config, algorithm, task, own_reward, kinds) for name, kinds in SCENARIOS.items()}
-    again = _run(turn_fn, role, config, algorithm, task, own_reward, SCENARIOS["mixed"])
+    run_fn = functools.partial(_run, turn_fn, role, config, algorithm, task, own_reward, own)
+    runs = {name: run_fn(kinds) for name, kinds in SCENARIOS.items()}
+    again = run_fn(SCENARIOS["mixed"])
     require(again.digest == runs["mixed"].digest, "with the same responses it has another result each time: a turn "
             "must be a function of the Turn alone, without a clock or random numbers")
     first = runs["mixed"].turn
@@ -81,7 +84,8 @@ def rehearse(
                 "if need be")
     calls = {key: _one_call([run.turn.calls[key] for run in runs.values()]) for key in first.calls}
     learners = [run.lesson.responses for run in runs.values()]
-    sizes = {Trained(one.most_prompts or len(one.prompts), one.group_size, one.is_joined) for one in learners}
+    sizes = {Trained(one.most_prompts or len(one.prompts), one.group_size, one.is_joined,
+                     one.rollout.others is not None) for one in learners}
     require(len(sizes) == 1, f"the number of responses that are trained on depends on data ({_shown(sizes)}): join "
             "them with most_prompts=, the largest number possible")
     require(own_reward is None or first.adds_own_reward, f"{role}.reward is set, and the turn does not add it: use "
@@ -107,11 +111,11 @@ class _Run(NamedTuple):
 
 def _run(
     turn_fn: Callable[[Turn], Lesson], role: str, config: ConfigDict, algorithm: Algorithm, task: Task,
-    own_reward: OwnReward | None, kinds: tuple[str, ...],
+    own_reward: OwnReward | None, own: Mapping[str, Prompt], kinds: tuple[str, ...],
 ) -> _Run:
     phase = role if role == "generator" else "warmup"
     work = _MadeUp(config, task, kinds)
-    t = Turn(config, task, Place(0, role, phase, 0), Memory(), algorithm, work, own_reward)
+    t = Turn(config, task, Place(0, role, phase, 0), Memory(), algorithm, work, own_reward, own=own)
     lesson = turn_fn(t)
     adv_BT = advantages_of(lesson, role, config)
     names = [*t.metrics, *lesson.reward.metrics, *lesson.metrics, *{name for one in t.sampled for name in one.metrics}]
@@ -161,7 +165,10 @@ class _MadeUp:
             logps=tuple(np.zeros(length, np.float32) for length in lengths),
             is_truncated_B=np.zeros(len(made), bool), decode_steps=max(lengths), row_steps=max(sum(lengths), 1),
         )
-        metrics = rollout_metrics(prompt.name, rollout)
+        if prompt.is_scored:  # the first tokens stand for the marks
+            others = (np.where(np.arange(len(record.token_ends)) < len(record.judgements), 1, -1) for record in made)
+            rollout = dataclasses.replace(rollout, others=tuple(others))
+        metrics = rollout_metrics(prompt.name, rollout, [[1]] * len(parents))
         return Responses(prompt.role, parents, [[1]] * len(parents), samples, rollout, with_parents(made, owners),
                          metrics, prompt.name)
 
@@ -183,7 +190,8 @@ class _MadeUp:
                 self._solutions[problem, kind] = make_solution(task, problem, text, ends, is_correct=kind == "right")
             return self._solutions[problem, kind]
         steps = owner.steps if isinstance(owner, Solution) else getattr(owner, "blocks", ())
-        return _verification(kind, len(steps), getattr(owner, "format_score", 1.0), most)
+        return _verification(kind, len(steps), getattr(owner, "format_score", 1.0), most,
+                             self._config.verifier.stop_at_first_error)
 
 
 @functools.cache
@@ -194,13 +202,15 @@ def _solution_text(answer: str, kind: str, min_steps: int, most: int) -> tuple[s
 
 
 @functools.cache
-def _verification(kind: str, num_steps: int, format_score: float, most: int) -> Any:
+def _verification(kind: str, num_steps: int, format_score: float, most: int, stops: bool) -> Any:
     mark = "CORRECT" if kind == "right" else "INCORRECT"
     blocks = f"<step>read \\boxed{{{mark}}}</step>\n" * num_steps
     text = "" if kind == "empty" else (f"<step_verification>\n{blocks}</step_verification>\n"
                                        f"<final_verification>\\boxed{{{mark}}}</final_verification>")
+    text = until_first_error(text) if stops else text
     judged = Solution(MADE_UP, "", ("",) * num_steps, (), format_score, True, None)
-    return make_verification(judged, text, _token_ends(text, most), is_truncated=False)
+    said = make_verification(judged, text, _token_ends(text, most), False, stops)
+    return dataclasses.replace(said, p_steps=tuple(None if mark is None else float(mark) for mark in said.judgements))
 
 
 def _token_ends(text: str, most: int) -> tuple[int, ...]:

@@ -180,7 +180,8 @@ def twice_judged_reward(t: Turn, judged: Responses, rated: Responses) -> Rewards
     second judgement accepts, 0 where it does not judge each. Only stage 1 trains second judgements."""
     correctness_B = verdict_reward(judged, t.rl).terms[0].value
     format_B = np.array([verification.format_score for verification in judged], np.float32)
-    quality_B = np.array([np.mean(one.judgements) if one.is_aligned else 0.0 for one in rated], np.float32)
+    accepted = [one.judgements.count(True) / len(one.judgements) if one.is_aligned else 0.0 for one in rated]
+    quality_B = np.array(accepted, np.float32)
     product_B = format_B * correctness_B * quality_B
     is_right_B = correctness_B > 0
     metrics = {

@@ -1,15 +1,18 @@
 """Rewards of responses and steps (arXiv 2505.15034). Rows are B = P prompts x M samples, prompt-major."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.method.turn import Turn
-from tango_jax.records import Lesson, Responses, Rewards, Solution, StepRewards, Term
-from tango_jax.rl.rewards import generator_outcome_reward_B, step_reward_BT, verifier_reward_B
+from tango_jax.records import Lesson, Responses, Rewards, Solution, StepRewards, Term, Verification
+from tango_jax.rl.rewards import generator_outcome_reward_B, lowest_y_BT, step_reward_BT, verifier_reward_B, y_of
+from tango_jax.runtime.checks import require
 
-Labels = Sequence[tuple[bool | None, ...] | None]  # of each step of B solutions; None: a solution without step rewards
+# Of each step of B solutions; None: a solution without step rewards. A float is y itself, NaN of a step not judged.
+Labels = Sequence[tuple[bool | float | None, ...] | None]
 
 
 def graded(t: Turn, solutions: Responses) -> tuple[Responses, Rewards]:
@@ -56,7 +59,7 @@ def judged_steps(t: Turn, solutions: Responses, judged: Responses, rejects_unmat
     """One per verification of a solution. A solution has none if it was not judged, or if judgements and steps do not
     match, unless those steps are to be rejected."""
     unmatched = [(False,) * len(one.of.steps) if rejects_unmatched else None for one in judged]
-    labels = [one.judgements if one.is_aligned else other for one, other in zip(judged, unmatched, strict=True)]
+    labels = [_labels(t.rl, one) if one.is_aligned else other for one, other in zip(judged, unmatched, strict=True)]
     row_of = {id(solution): row for row, solution in enumerate(solutions)}
     found = []
     for number in range(judged.group_size):
@@ -67,19 +70,34 @@ def judged_steps(t: Turn, solutions: Responses, judged: Responses, rejects_unmat
     return found
 
 
+def _labels(rl: ConfigDict, one: Verification) -> tuple[bool | float, ...]:
+    """Of an aligned verification, in which None is a step that is not judged. With `rl.step_reward=probability`,
+    y = 2 P(CORRECT) - 1 is the mean of the marks that the verifier would write there, if its remark is the same."""
+    if rl.step_reward == "mark":
+        return tuple(math.nan if mark is None else mark for mark in one.judgements)
+    require(len(one.p_steps) == len(one.judgements), "rl.step_reward=probability needs P(CORRECT) of each judgement, "
+            f"and a verification has {len(one.p_steps)} of {len(one.judgements)}: a method that makes a Verification "
+            "of its own gives it p_steps, or set rl.step_reward=mark")
+    return tuple(math.nan if mark is None else 2.0 * p - 1.0 for mark, p in zip(one.judgements, one.p_steps,
+                                                                               strict=True))
+
+
 def step_rewards(t: Turn, solutions: Responses, labels: Labels) -> StepRewards:
     """y_k / K at the last token of each of K steps, y = +1 where its label is True and -1 where it is False."""
-    max_tokens = t.config.generator.max_response
-    reward_BT, is_end_BT = step_reward_BT(labels, [solution.step_ends for solution in solutions], max_tokens)
-    of_steps = [tuple((1.0 if one else -1.0) / len(label) for one in label) if is_end_T.any() else None
-                for label, is_end_T in zip(labels, is_end_BT, strict=True)]
-    return StepRewards(reward_BT, is_end_BT, of_steps)
+    placed = labels, [solution.step_ends for solution in solutions], t.config.generator.max_response
+    reward_BT, is_end_BT = step_reward_BT(*placed)
+    is_soft = any(isinstance(one, float) and not math.isnan(one) for label in labels if label for one in label)
+    y_B = [list(map(y_of, label)) if has_steps else None
+           for label, has_steps in zip(labels, is_end_BT.any(axis=1), strict=True)]
+    of_steps = [one and tuple(None if math.isnan(y) else y / len(one) for y in one) for one in y_B]
+    return StepRewards(reward_BT, is_end_BT, of_steps, lowest_y_BT(*placed) if is_soft else None)
 
 
 def step_metrics(rewards: Sequence[StepRewards], alpha: float | np.ndarray) -> dict[str, float]:
     """What a turn logs of its step rewards, one for each verification of a solution, and of their largest weight. The
-    approved share is of the steps that are rewarded."""
-    approved = [value > 0 for one in rewards for steps in one.of_steps if steps for value in steps]
+    approved share is of the steps that are rewarded; with `rl.step_reward=probability` P(CORRECT) of an approved one is
+    above one half, whatever was written."""
+    approved = [value > 0 for one in rewards for steps in one.of_steps if steps for value in steps if value is not None]
     return {
         **({"generator/steps_approved": np.mean(approved)} if approved else {}),
         "generator/alpha": float(np.max(alpha)),

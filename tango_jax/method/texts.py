@@ -11,6 +11,7 @@ from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.records import Problem, Rollout, Solution, Verification, problem_of
 from tango_jax.rl.policy import Policy
 from tango_jax.tasks.task import Task
+from tango_jax.text.marks import of_judgements, sampled_probabilities
 from tango_jax.text.prompts import Prompt, prompt_ids
 from tango_jax.text.templates import PromptTooLong
 from tango_jax.text.tokenizer import Tokenizer, token_of_character
@@ -28,13 +29,23 @@ def build_prompts(policy: Policy, prompt: Prompt, parents: Sequence) -> tuple[li
 
 
 def read_responses(
-    prompt: Prompt, task: Task, tokenizer: Tokenizer, owners: Sequence, rollout: Rollout
+    prompt: Prompt, task: Task, tokenizer: Tokenizer, owners: Sequence, rollout: Rollout,
+    stops: bool = False, needs_probabilities: bool = False,
 ) -> list[Solution] | list[Verification]:
-    """Parse the responses of this process: records without their parents and grades (`with_parents`)."""
+    """Parse the responses of this process: records without their parents and grades (`with_parents`).
+    `stops`: see `parse_verification`. `needs_probabilities`: verifications have `p_steps`."""
     decoded = [tokenizer.decode_with_ends(tokens) for tokens in rollout.tokens]
     rows = zip(owners, decoded, rollout.is_truncated_B, strict=True)
     if prompt.role == "verifier":
-        return [make_verification(parent, text, ends, is_cut) for parent, (text, ends), is_cut in rows]
+        said = [make_verification(parent, text, ends, is_cut, stops) for parent, (text, ends), is_cut in rows]
+        if not needs_probabilities:
+            return said
+        sampled = zip(said, rollout.tokens, decoded, rollout.logps, strict=True)
+        return [
+            dataclasses.replace(one, p_steps=of_judgements(
+                sampled_probabilities(tokenizer, tokens, text, ends, logps), one.judgements))
+            for one, tokens, (text, ends), logps in sampled
+        ]
     return [make_solution(task, problem_of(parent), text, ends, False, is_cut) for parent, (text, ends), is_cut in rows]
 
 
@@ -66,10 +77,12 @@ def make_solution(
     )
 
 
-def make_verification(judged: Any, text: str, ends: Sequence[int], is_truncated: bool) -> Verification:
-    """Parse a verification of a solution; of anything else no steps are expected."""
+def make_verification(
+    judged: Any, text: str, ends: Sequence[int], is_truncated: bool, stops: bool = False
+) -> Verification:
+    """Parse a verification of a solution; of anything else no steps are expected. `stops`: see `parse_verification`."""
     steps = judged.steps if isinstance(judged, Solution) else getattr(judged, "blocks", ())
-    parsed = parse_verification(text, len(steps), getattr(judged, "format_score", 1.0))
+    parsed = parse_verification(text, len(steps), getattr(judged, "format_score", 1.0), stops)
     return Verification(
         text=text,
         judgements=parsed.judgements,
@@ -82,12 +95,17 @@ def make_verification(judged: Any, text: str, ends: Sequence[int], is_truncated:
     )
 
 
-def rollout_metrics(name: str, rollout: Rollout) -> dict[str, float]:
+def rollout_metrics(name: str, rollout: Rollout, prompts: Sequence[Sequence[int]]) -> dict[str, float]:
     length_B = np.array([len(tokens) for tokens in rollout.tokens])
-    return {
+    metrics = {
         f"{name}/length_mean": length_B.mean(),
         f"{name}/length_max": length_B.max(),
         f"{name}/truncation_rate": rollout.is_truncated_B.mean(),
+    }
+    if rollout.others is not None:  # each prompt and its marks were read once, whatever was drawn from them
+        read = sum(map(len, prompts)) + length_B[:: len(length_B) // len(prompts)].sum()
+        return metrics | {f"{name}/tokens_sampled": 0, f"{name}/tokens_scored": read}
+    return metrics | {
         f"{name}/tokens_sampled": length_B.sum(),
         f"{name}/decode_waste": 1.0 - length_B.sum() / rollout.row_steps,
     }

@@ -6,6 +6,9 @@ all solutions and every judgement counts (`rl.judge=all`, `rl.trust=()`).
 The measure is the F1 score of accepting a solution (rejecting none of its steps), if one in twenty were right. It needs
 grades alone: all steps of a right solution are taken to be right. Trust rises linearly from 0 at the lower limit of
 `rl.trust` to 1 at the upper. The same measure ends the verifier's warm-up (`rl.warmup_until`).
+
+It is of the marks that were written, also with `rl.step_reward=probability`: trust is then low for a verifier that is
+right only on average over its marks. Of a verifier that stops at the first wrong step, it counts the judged steps.
 """
 
 import dataclasses
@@ -38,7 +41,7 @@ class Evidence(NamedTuple):
     """Judgements of graded solutions, decayed from turn to turn; saved with every checkpoint. Several verifications of
     a solution count as one in the generator's turns, by their mean; in the verifier's turns each counts."""
 
-    # Of the generator's turns: steps of right solutions, and those that are rejected.
+    # Of the generator's turns: judged steps of right solutions, and those that are rejected.
     right_steps: float = 0.0
     right_rejected: float = 0.0
     # Wrong solutions, and those of which no step is rejected.
@@ -50,6 +53,7 @@ class Evidence(NamedTuple):
     practised_wrong: float = 0.0
     practised_accepted: float = 0.0
     practised_right: float = 0.0
+    practised_unjudged: float = 0.0  # steps of right solutions after a rejected one, at which the verifier stopped
 
     def after_solving(
         self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray, share_B: np.ndarray | float = 1
@@ -57,8 +61,12 @@ class Evidence(NamedTuple):
         """`share_B`: what each verification counts."""
         return Evidence(*_faded(self[:4], _counts(is_correct_B, num_steps_B, rejected_B, share_B), DECAY), *self[4:])
 
-    def after_practice(self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray) -> "Evidence":
-        new = (*_counts(is_correct_B, num_steps_B, rejected_B, 1), is_correct_B.sum())
+    def after_practice(
+        self, is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray,
+        unjudged_B: np.ndarray | int = 0,
+    ) -> "Evidence":
+        unjudged = (is_correct_B * unjudged_B).sum()
+        new = (*_counts(is_correct_B, num_steps_B, rejected_B, 1), is_correct_B.sum(), unjudged)
         return Evidence(*self[:4], *_faded(self[4:], new, PRACTICE_DECAY))
 
     def rates(self, num_steps: float) -> tuple[float, float]:
@@ -72,7 +80,8 @@ class Evidence(NamedTuple):
 
     def practised_rates(self) -> tuple[float, float]:
         """The same of the verifier's turns."""
-        num_steps = self.practised_steps / self.practised_right if self.practised_right else 1.0
+        all_steps = self.practised_steps + self.practised_unjudged
+        num_steps = all_steps / self.practised_right if self.practised_right else 1.0
         return (1.0 - self._expected()) ** num_steps, _upper_share(self.practised_accepted, self.practised_wrong)
 
     def _expected(self) -> float:
@@ -83,7 +92,7 @@ class Evidence(NamedTuple):
 def _counts(
     is_correct_B: np.ndarray, num_steps_B: np.ndarray, rejected_B: np.ndarray, share_B: np.ndarray | float
 ) -> tuple[float, ...]:
-    """Steps of right solutions, those rejected, wrong solutions, those of which no step is rejected."""
+    """Judged steps of right solutions, those rejected, wrong solutions, those of which no step is rejected."""
     right_B, wrong_B, accepted_B = share_B * is_correct_B, share_B * ~is_correct_B, rejected_B == 0
     return (right_B * num_steps_B).sum(), (right_B * rejected_B).sum(), wrong_B.sum(), (wrong_B * accepted_B).sum()
 
@@ -137,7 +146,7 @@ def solve(t: Turn) -> Lesson:
         aligned = [one for one in judged.records if one.is_aligned]
         times = Counter(id(one.of) for one in aligned)
         share_B = np.array([1 / times[id(one.of)] for one in aligned])
-        evidence = Evidence(*memory.evidence).after_solving(*_verdicts(aligned), share_B)
+        evidence = Evidence(*memory.evidence).after_solving(*_verdicts(aligned)[:3], share_B)
         memory = memory.replace(evidence=tuple(evidence))
     return Lesson(solutions, reward, terms, metrics, memory, steps)
 
@@ -213,14 +222,17 @@ def choose(
 
 def _only(rewards: StepRewards, counts_B: np.ndarray) -> StepRewards:
     of_steps = [one if counts else None for one, counts in zip(rewards.of_steps, counts_B, strict=True)]
-    return StepRewards(rewards.reward_BT * counts_B[:, None], rewards.is_end_BT & counts_B[:, None], of_steps)
+    return StepRewards(rewards.reward_BT * counts_B[:, None], rewards.is_end_BT & counts_B[:, None], of_steps,
+                       rewards.y_BT)
 
 
-def _verdicts(judged: Sequence[Verification]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Without judgements that do not match the steps."""
+def _verdicts(judged: Sequence[Verification]) -> tuple[np.ndarray, ...]:
+    """Whether each solution is right, and how many of its steps are judged, rejected and not judged. Without judgements
+    that do not match the steps."""
     judged = [verification for verification in judged if verification.is_aligned]
-    return (right_B([one.of for one in judged]), np.array([len(one.of.steps) for one in judged], int),
-            np.array([sum(step is False for step in one.judgements) for one in judged], int))
+    rejected_B, unjudged_B = (np.array([one.judgements.count(mark) for one in judged], int) for mark in (False, None))
+    num_steps_B = np.array([len(one.of.steps) for one in judged], int)
+    return right_B([one.of for one in judged]), num_steps_B - unjudged_B, rejected_B, unjudged_B
 
 
 def _spread(rows: np.ndarray, count: int) -> np.ndarray:

@@ -78,7 +78,9 @@ class Advantages:
         form_fn = functools.partial(step_advantage_BT, self.config.loss.step_norm, self.algorithm.baseline_fn,
                                     not self.algorithm.compares_groups_alone)
         is_right_B = np.array([solution.is_right for solution in responses], bool)
-        return self._by_group(form_fn, responses, rewards.reward_BT, rewards.is_end_BT, is_right_B)
+        y_BT = np.where(rewards.reward_BT > 0, 1.0, -1.0) if rewards.y_BT is None else rewards.y_BT
+        num_steps_B = np.array([len(set(solution.step_ends)) for solution in responses])
+        return self._by_group(form_fn, responses, y_BT, rewards.is_end_BT, num_steps_B, is_right_B)
 
     def _by_group(self, equation: Callable[..., np.ndarray], responses: Responses, *rows: np.ndarray) -> np.ndarray:
         is_action_BT, loss = action_mask(self.config, responses.rollout), self.config.loss
@@ -119,7 +121,7 @@ class Turn:
 
     def __init__(
         self, config: ConfigDict, task: Task, place: Place, memory: Memory, algorithm: Algorithm, work: Work,
-        own_reward: OwnReward | None = None, rehearsed: Calls | None = None,
+        own_reward: OwnReward | None = None, rehearsed: Calls | None = None, own: Mapping[str, Prompt] = OWN,
     ):
         self.config, self.task, self.memory = config, task, memory
         self.rl = config.rl
@@ -131,20 +133,22 @@ class Turn:
         self.adds_own_reward = self.has_labels = False
         self.calls: Calls = {}  # of the turn so far; of several batches, the largest
         self.scored: list[Call] = []
-        self._work, self._own_reward, self._rehearsed = work, own_reward, rehearsed
+        self._work, self._own_reward, self._rehearsed, self._own = work, own_reward, rehearsed, own
         self._batch, self._numbers, self._everything, self._full = 0, Counter(), [], []
 
     def sample(
         self, role: str, parents: Sequence, samples: int = 1, prompt: Prompt | None = None, at_most: int = 0
     ) -> Responses:
         """`samples` responses of a role to its prompt about each parent, decoded, parsed and graded. The grading may go
-        on while the turn does: the first read of a grade waits for those of the whole call.
+        on while the turn does: the first read of a grade waits for those of the whole call. In arms with `is_scored`
+        the verifier's marks are read, not written: one verification has the likelier mark of each step, several are
+        drawn.
 
         `parents`: problems for the generator's prompt, solutions for the verifier's; see text/prompts.py. `at_most`:
         the most parents that there can be, where their number depends on data. Raises ValueError: there are more
         parents or samples than the rehearsal has seen.
         """
-        prompt, parents = prompt or OWN[role], list(parents)
+        prompt, parents = prompt or self._own[role], list(parents)
         require(prompt.role == role, f"t.sample({role!r}, ..., prompt={prompt.name}): this is a {prompt.role}'s "
                 f"prompt; give one of the {role}")
         self._note((prompt.name, self._number("name", prompt.name)), Call(prompt, len(parents), samples, at_most))
@@ -241,9 +245,9 @@ class Turn:
             if responses.role == "generator" and len(responses):
                 _ = responses[0].is_correct  # waits for the whole call
 
-    def everything(self, name: str) -> list[Responses]:
-        """All that was sampled to prompts of this name, before dynamic sampling chose from it."""
-        return [one for one in self._everything if one.name == name]
+    def everything(self, name: str = "") -> list[Responses]:
+        """All that was sampled, or all to prompts of this name, before dynamic sampling chose from it."""
+        return [one for one in self._everything if name in ("", one.name)]
 
     def solutions(self) -> list[Solution]:
         """All first tries that were sampled, whatever the prompt, before dynamic sampling chose from them."""
@@ -341,6 +345,7 @@ def joined(parts: Sequence[Responses], most_prompts: int) -> Responses:
         is_truncated_B=np.concatenate([one.is_truncated_B for one in rollouts]),
         decode_steps=sum(one.decode_steps for one in rollouts),
         row_steps=sum(one.row_steps for one in rollouts),
+        others=None if rollouts[0].others is None else sum((one.others for one in rollouts), ()),
     )
     prompts = [prompt for part in parts for prompt in part.prompts for _ in range(part.group_size)]
     owners, records = ([one for part in parts for one in getattr(part, name)] for name in ("owners", "records"))

@@ -10,13 +10,12 @@ its last product, remat=dots only attention; log-probs in chunks compute the hea
 no bytes.
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from tango_jax.models.attention import query_blocks
-from tango_jax.models.lora import MATRICES
+from tango_jax.models.flops import adapter_flops, head_flops, layer_flops
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Batch
 
@@ -53,22 +52,6 @@ def _pairs_in_blocks(T: int) -> int:
 def micro_batch_shape(batch: Batch) -> MicroBatchShape:
     (_, _, R, T), (_, _, Q, X) = batch.token_NZRT.shape, batch.prefix_token_NZQX.shape
     return MicroBatchShape(R, T, Q, X)
-
-
-def layer_flops(model: ModelConfig, tokens: float, pairs: float) -> float:
-    """Forward pass of all layers, without a tensor split."""
-    D, F, H, K, E = model.width, model.mlp_width, model.num_heads, model.num_kv_heads, model.head_dim
-    return model.num_layers * (2 * tokens * (D * E * (H + 2 * K) + H * E * D + 3 * D * F) + 4 * pairs * H * E)
-
-
-def adapter_flops(model: ModelConfig, tokens: float) -> float:
-    sizes = {"D": model.width, "F": model.mlp_width, "H": model.num_heads, "K": model.num_kv_heads, "E": model.head_dim}
-    sides = sum(math.prod(sizes[axis] for axis in axes) for name in model.lora.names for axes in MATRICES[name])
-    return 2 * tokens * model.num_layers * model.lora.rank * sides
-
-
-def head_flops(model: ModelConfig, tokens: float) -> float:
-    return 2 * tokens * model.width * model.vocab_size
 
 
 def num_parameters(model: ModelConfig) -> int:

@@ -43,8 +43,9 @@ def estimated_phases(job: Job, role: str, kind: str) -> list[Phase]:
 
 def training_estimates(job: Job, role: str, platform: str) -> dict[str, Program]:
     policy, found = job.policies[role], {}
-    if job.trains(role):
+    if job.trains(role) or policy.is_scored:
         found[f"{role}/score"] = _score_estimate(policy, platform)
+    if job.trains(role):
         found[f"{role}/update"] = _update_estimate(policy, policy.batch, device_bytes(policy.state.params), platform)
     if role in job.stage_one:
         own = policy.in_stage_one
@@ -82,7 +83,10 @@ def _working_bytes(policy: SizedPolicy, tokens: MicroBatchShape) -> tuple[float,
 
 
 def sampling_estimates(job: Job, role: str) -> dict[str, Program]:
-    policy, shapes = job.policies[role], job.policies[role].sampling
+    policy = job.policies[role]
+    if policy.is_scored:
+        return {}
+    shapes = policy.sampling
     model, placement, sizes = policy.model_config, policy.placement, policy.sampler_config
     tensor, groups = placement.local.shape["tensor"], placement.row_multiple
     weights = device_bytes(shapes.weights)

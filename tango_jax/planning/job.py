@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, role_config
 from tango_jax.loop.init_from import sft_directory
-from tango_jax.method.load import Method, load_method
+from tango_jax.method.load import Method, load_method, own_prompts
 from tango_jax.method.own_arm import arm_of, shares_policy
 from tango_jax.method.rehearsal import Trained
 from tango_jax.models import decode_layers
@@ -26,11 +26,11 @@ from tango_jax.planning.targets import Devices
 from tango_jax.records import Batch, TrainState, with_base
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.packing import (
-    BatchShape,
     batch_shape,
     empty_batch,
     pack_shape,
     prompts_per_minibatch,
+    scored_pack_shape,
     sft_pack_shape,
 )
 from tango_jax.rl.policy import Policy, make_policy, sampler_sizes
@@ -75,6 +75,7 @@ class SizedPolicy:
     processes: int
     rehearses: bool = False  # its stage 1 has as many examples of the generator, whose policy it is
     learner: Trained | None = None  # what its turn trains on; None: it has none
+    is_scored: bool = False  # it does not write: its marks are read
 
     @property
     def sft_examples(self) -> int:
@@ -112,15 +113,18 @@ class SizedPolicy:
     def batch(self) -> Batch:
         """The batch of an update in which a prompt has the greatest length allowed."""
         prompts, samples = self.trained_groups
-        pack_as, shards, longest = pack_shape(self.config), self.placement.num_local_shards, self.config.max_prompt
-        return _over_processes(
-            self.placement, batch_shape(pack_as, prompts * samples, prompts, shards, longest), pack_as.joins_prompts
-        )
+        shards, longest = self.placement.num_local_shards, self.config.max_prompt
+        if self.is_scored:
+            shape = batch_shape(scored_pack_shape(self.config), prompts * samples, 0, shards, longest)
+            return _over_processes(self.placement, empty_batch(shape, has_others=True))
+        pack_as = pack_shape(self.config)
+        shape = batch_shape(pack_as, prompts * samples, prompts, shards, longest)
+        return _over_processes(self.placement, empty_batch(shape, pack_as.joins_prompts))
 
     @property
     def trained_groups(self) -> tuple[int, int]:
         """(prompts, responses of each) that a minibatch has room for."""
-        prompts, M, is_joined = self.learner or Trained(self.rl.prompts_per_step, self.rl.samples_per_prompt)
+        prompts, M, is_joined, _ = self.learner or Trained(self.rl.prompts_per_step, self.rl.samples_per_prompt)
         return prompts_per_minibatch(prompts, self.processes, self.config.loss.minibatches, is_joined), M
 
     @functools.cached_property
@@ -129,7 +133,7 @@ class SizedPolicy:
             return None
         count, shards = self.sft_examples, self.placement.num_local_shards
         return _over_processes(
-            self.placement, batch_shape(sft_pack_shape(self.config), count, 0, shards, longest_prompt=1)
+            self.placement, empty_batch(batch_shape(sft_pack_shape(self.config), count, 0, shards, longest_prompt=1))
         )
 
     @functools.cached_property
@@ -194,7 +198,8 @@ def make_job(config: ConfigDict, devices: Devices, per_process: int) -> Job:
     machine = Machine(first.platform, len(devices.devices), 0, capability_of(first), per_process)
     method = load_method(config)
     policies = {role: dataclasses.replace(sized(policy, config.rl, machine.processes, rehearses(config, role)),
-                                          learner=rehearsal and rehearsal.learner)
+                                          learner=rehearsal and rehearsal.learner,
+                                          is_scored=method.own[role].is_scored)
                 for role, policy in functions.items() for rehearsal in [method.rehearsals.get(role)]}
     return Job(config, machine, policies, functions, method)
 
@@ -239,7 +244,8 @@ def _sized_policy(role: str, config: ConfigDict, model: ModelConfig, machine: Ma
         )
     except ValueError as error:
         raise ValueError(f"{role}: {error}") from error
-    return SizedPolicy(role, own, model, placement, config.rl, machine.processes, rehearses(config, role))
+    return SizedPolicy(role, own, model, placement, config.rl, machine.processes, rehearses(config, role),
+                       is_scored=own_prompts(arm_of(config))[role].is_scored)
 
 
 def counted_placement(settings: ConfigDict, machine: Machine) -> Placement:
@@ -264,14 +270,14 @@ def _weight_shapes(model: ModelConfig) -> dict:
     return jax.eval_shape(lambda: init_weights(model, jax.random.key(0)))
 
 
-def _over_processes(placement: Placement, sizes: BatchShape, joins_prompts: bool = False) -> Batch:
-    """A batch on the devices of all processes, from the sizes of one."""
+def _over_processes(placement: Placement, batch: Batch) -> Batch:
+    """The shapes of a batch on the devices of all processes, from one process's part."""
 
     def over_processes(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
         shape = (leaf.shape[0], placement.num_shards, *leaf.shape[2:]) if leaf.ndim else ()
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=batch_sharding(placement, leaf))
 
-    return jax.tree.map(over_processes, empty_batch(sizes, joins_prompts))
+    return jax.tree.map(over_processes, batch)
 
 
 def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:

@@ -38,13 +38,14 @@ def phases(job: Job, programs: dict[str, Program]) -> list[Phase]:
 
 
 def sampling_phases(job: Job, programs: dict[str, Program], role: str) -> list[Phase]:
-    return [_reshard(job, programs, role), _sample(job, programs, role)]
+    return [] if job.policies[role].is_scored else [_reshard(job, programs, role), _sample(job, programs, role)]
 
 
 def training_phases(job: Job, programs: dict[str, Program], role: str) -> list[Phase]:
     stage_one = [_stage_one(job, programs, role)] if role in job.stage_one else []
-    turns = [_score(job, programs, role), _update(job, programs, role)] if job.trains(role) else []
-    return [*turns, *stage_one]
+    scored = [_score(job, programs, role)] if job.trains(role) or job.policies[role].is_scored else []
+    updated = [_update(job, programs, role)] if job.trains(role) else []
+    return [*scored, *updated, *stage_one]
 
 
 PHASES_OF = {"sampling": sampling_phases, "training": training_phases}

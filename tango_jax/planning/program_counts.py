@@ -14,10 +14,14 @@ _SHARED = {"layout": "layout", "score": "score", "update": "update", "sft": "sft
 
 def role_programs(job: Job, role: str) -> Counter[str]:
     config, rehearsal = job.functions[role].sampler.driver.config, job.method.rehearsals.get(role)
-    found = Counter(layout=1, sft=2 * bool(job.policies[role].stage_one))
+    policy, found = job.policies[role], Counter(sft=2 * bool(job.policies[role].stage_one))
     if rehearsal is not None:
-        widths = len(config.prompt_buckets) if job.policies[role].config.prompts_per_micro_batch else 1
+        widths = len(config.prompt_buckets) if policy.config.prompts_per_micro_batch and not policy.is_scored else 1
         found.update(update=widths, score=widths * (1 + len(rehearsal.scored)))
+    if policy.is_scored:
+        is_other = rehearsal is None or rehearsal.learner.prompts != job.method.most_read(job.config)
+        return +(found + Counter(score=int(is_other)))
+    found["layout"] = 1
     return +(found + sampler_programs(config, {1, *job.method.samples_of(role)}))
 
 

@@ -36,14 +36,15 @@ class Program(NamedTuple):
 
 def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
     policy, shapes = job.functions[role], job.policies[role]
-    state, batch, sampling, sampler = shapes.state, shapes.batch, shapes.sampling, policy.sampler
+    state, batch, sampler = shapes.state, shapes.batch, policy.sampler
+    sampling = None if shapes.is_scored else shapes.sampling
 
     def stage_one() -> jax.stages.Lowered:
         sft = make_sft(policy)
         start = with_shardings(jax.eval_shape(sft.init, np.zeros((2,), np.uint32)), sft.shardings)
         return sft.update.lower(start, shapes.stage_one, shapes.base if policy.trains_adapters else {})
 
-    functions = {
+    functions = {} if shapes.is_scored else {
         "layout": lambda: sampler.layout_fn.lower(shapes.weights),
         "prefill": lambda: sampler.driver.prefill_fn.lower(*sampling.prefill),
         "decode": lambda: sampler.driver.decode_fn.lower(
@@ -52,6 +53,7 @@ def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
     }
     if job.trains(role):
         functions["update"] = lambda: policy.update.lower(state, batch, shapes.base)
+    if job.trains(role) or shapes.is_scored:
         functions["score"] = lambda: policy.score.lower(shapes.weights, batch)
     return functions | ({"sft": stage_one} if shapes.stage_one else {})
 

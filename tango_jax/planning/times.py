@@ -18,6 +18,7 @@ from tango_jax.planning.workload import (
     Measured,
     SamplingWorkload,
     UpdateWorkload,
+    reading_workload,
     sampling_workload,
     stage_one_workload,
     update_workload,
@@ -53,13 +54,17 @@ def turn_times(
     passes = update_workload(job, role, lengths, measured)
     batches = {name: measured[name].batches if name in measured else 1.0 for name in sampled}
     # Each call lays out the weights.
-    calls = [call.prompt.role for call in job.method.rehearsals[role].calls.values()]
+    calls = [call.prompt.role for call in job.method.rehearsals[role].calls.values() if not call.prompt.is_scored]
     layouts = {name: programs[f"{name}/layout"] for name in set(calls)}
     once = {name: times.layout_seconds(one) for name, one in layouts.items()}
     seconds = {"reshard": sum(batches[name] * once[name] for name in calls)}
     for name, phase in (("generator", "sample"), ("verifier", "verify")):
         if name in sampled:
             seconds[phase] = batches[name] * times.sampling_seconds(job.policies[name], sampled[name])
+    if count := read_solutions(job, role):
+        passes_read = reading_workload(job, "verifier", count, lengths, measured)
+        seconds["verify"] = times.training_seconds(job.policies["verifier"], programs["verifier/score"], passes_read,
+                                                   "score")
     solutions = batches["generator"] * math.prod(requests["generator"]) if "generator" in requests else 0
     seconds["grade"] = grade_seconds(job.config, solutions)
     seconds |= trained_seconds(job, programs, target, role, passes) | upkeep_seconds(job, programs, times, lengths)
@@ -70,6 +75,8 @@ def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
     """{sampling role: (prompts, responses of each)} in the turn in which `role` is updated."""
     requests: dict[str, tuple[int, int]] = {}
     for call in job.method.rehearsals[role].calls.values():
+        if call.prompt.is_scored:
+            continue
         prompts, samples = math.ceil(call.prompts * job.prompts / job.config.rl.prompts_per_step), call.samples
         if call.prompt.role in requests:  # counted as further prompts of its first call, as many as there can be
             before, group_size = requests[call.prompt.role]
@@ -77,6 +84,12 @@ def sampled_requests(job: Job, role: str) -> dict[str, tuple[int, int]]:
         else:
             requests[call.prompt.role] = (prompts, samples)
     return requests
+
+
+def read_solutions(job: Job, role: str) -> int:
+    """Whose marks a process reads in the turn in which `role` is updated."""
+    calls = job.method.rehearsals[role].calls.values()
+    return math.ceil(sum(call.prompts for call in calls if call.prompt.is_scored) / job.processes)
 
 
 def trained_seconds(

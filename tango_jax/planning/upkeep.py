@@ -11,7 +11,7 @@ from tango_jax.planning.assumed_lengths import AssumedLengths
 from tango_jax.planning.job import Job
 from tango_jax.planning.programs import Program
 from tango_jax.planning.time_model import TimeModel
-from tango_jax.planning.workload import sampling_workload
+from tango_jax.planning.workload import reading_workload, sampling_workload
 from tango_jax.rl.schedule import evaluations_before
 from tango_jax.text.prompts import SECOND_TRY
 
@@ -47,6 +47,10 @@ def evaluation_seconds(job: Job, programs: dict[str, Program], times: TimeModel,
     asked += [("generator", problems)] if SECOND_TRY in job.method.further_prompts("generator") else []
     seconds = sum(grade_seconds(config, count) for role, count in asked if role == "generator")
     for role, count in asked:
+        if job.policies[role].is_scored:
+            passes = reading_workload(job, role, count, lengths)
+            seconds += times.training_seconds(job.policies[role], programs[f"{role}/score"], passes, "score")
+            continue
         done = sampling_workload(job, role, count, 1, lengths)
         seconds += times.layout_seconds(programs[f"{role}/layout"])
         seconds += times.sampling_seconds(job.policies[role], done)

@@ -20,6 +20,7 @@ from tango_jax.rl.packing import (
     assign_micro_batches,
     batch_shape,
     pack_shape,
+    scored_pack_shape,
     sft_pack_shape,
 )
 from tango_jax.rl.score import is_chunked
@@ -117,8 +118,25 @@ def update_workload(
     of_prompts = shuffled(lengths.prompts(job.config, role, prompt_B[-1] + 1), seed=1)
     sequences = [_sequence([p] * of_prompts[p], length)
                  for p, length in zip(prompt_B[:there], responses[:there], strict=True)]
-    shape, calls = pack_shape(config), config.loss.minibatches
+    calls = config.loss.minibatches
+    if rehearsal is not None and rehearsal.learner.is_scored:
+        return packed(sequences, scored_pack_shape(config), prompts, 0, shards, calls, config.logp_chunk)
+    shape = pack_shape(config)
     return packed(sequences, shape, prompts * M, prompts, shards, calls, config.logp_chunk)
+
+
+def reading_workload(
+    job: Job, role: str, count: int, lengths: AssumedLengths, measured: Measured = NOTHING
+) -> UpdateWorkload:
+    """Of a pass that reads the marks of `count` solutions."""
+    policy, told = job.policies[role], measured.get(role)
+    count = max(1, math.ceil(count * told.share)) if told else count
+    marks = shuffled(response_lengths(lengths, job.config, role, count, told))
+    prompts = shuffled(lengths.prompts(job.config, role, count), seed=1)
+    sequences = [_sequence([p] * prompts[p], marks[p]) for p in range(count)]
+    shards, calls = policy.placement.num_local_shards, policy.config.loss.minibatches
+    passes = packed(sequences, scored_pack_shape(policy.config), count, 0, shards, 1, policy.config.logp_chunk)
+    return passes._replace(calls=calls)
 
 
 def _joined_prompts(job: Job, role: str, rehearsal: Rehearsal) -> list[int]:

@@ -16,6 +16,7 @@ KL_KINDS = ("k1", "k2", "k3")
 WEIGHT_KINDS = ("token_mean", "seq_mean", "seq_sum_norm")
 # exp(20) is 5e8: no healthy run gets near it, and products with it stay finite in float32.
 MAX_EXPONENT = 20.0
+MIN_SURPRISE = 1e-30  # -log p of a word that is all but certain: the other word's log-prob stays finite
 
 
 class LossTokens(NamedTuple):
@@ -95,6 +96,20 @@ def kl_BT(logp_BT: jax.Array, ref_logp_BT: jax.Array, kind: str) -> jax.Array:
     difference_BT = jnp.minimum(difference_BT, MAX_EXPONENT)
     # expm1 keeps the digits that exp(d) - 1 loses where the policies almost agree.
     return jnp.expm1(difference_BT) - difference_BT
+
+
+def two_word_kl_BT(logp_BT: jax.Array, ref_logp_BT: jax.Array) -> jax.Array:
+    """KL(policy || reference) of a choice between two words, from the log-probs of one of them, float32 [B, T]:
+    p log(p / p_0) + (1 - p) log((1 - p) / (1 - p_0)). No gradient flows into ref_logp."""
+    chex.assert_rank([logp_BT, ref_logp_BT], 2)
+    chex.assert_equal_shape([logp_BT, ref_logp_BT])
+
+    def both(logp_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logp_BT = jnp.minimum(logp_BT.astype(jnp.float32), -MIN_SURPRISE)
+        return logp_BT, jnp.log(-jnp.expm1(logp_BT))
+
+    own, reference = both(logp_BT), both(jax.lax.stop_gradient(ref_logp_BT))
+    return sum(jnp.exp(mine_BT) * (mine_BT - its_BT) for mine_BT, its_BT in zip(own, reference, strict=True))
 
 
 def truncated_importance_BT(old_logp_BT: jax.Array, sampler_logp_BT: jax.Array, cap: float) -> jax.Array:

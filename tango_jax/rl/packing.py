@@ -37,6 +37,7 @@ class TrainSequence:
     weight: np.ndarray  # float32[T], the token's share of the loss; 0 leaves it out
     adv: np.ndarray | float = 0.0
     sampler_logp: np.ndarray | float = 0.0
+    other: np.ndarray | None = None  # int32[T], see Batch.other_NZRT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +79,20 @@ def sft_pack_shape(role_config: ConfigDict) -> PackShape:
     return PackShape(length, role_config.sft.rows_per_micro_batch)
 
 
+def scored_pack_shape(role_config: ConfigDict) -> PackShape:
+    """The shape of batches of texts that are scored: as in SFT, every prompt has one response."""
+    longest = role_config.max_prompt + role_config.max_response
+    return PackShape(max(longest, role_config.pack_length), role_config.rows_per_micro_batch)
+
+
 def action_mask(config: ConfigDict, rollout: Rollout) -> np.ndarray:
-    """bool[B, max_response], sampled tokens including EOS; `loss.mask_overlong` leaves out truncated responses."""
+    """bool[B, max_response], sampled tokens including EOS, or the marks of texts that were read; `loss.mask_overlong`
+    leaves out truncated responses."""
+    if rollout.others is not None:
+        is_mark_BT = np.zeros((len(rollout.others), config.max_response), bool)
+        for is_mark_T, other_T in zip(is_mark_BT, rollout.others, strict=True):
+            is_mark_T[: len(other_T)] = other_T >= 0
+        return is_mark_BT
     length_B = np.array([len(tokens) for tokens in rollout.tokens], int)
     if config.loss.mask_overlong:
         length_B = np.where(rollout.is_truncated_B, 0, length_B)
@@ -105,14 +118,18 @@ def pack_minibatch(
             weight=weight_BT[b, : len(rollout.tokens[b])],
             adv=adv_BT[b, : len(rollout.tokens[b])],
             sampler_logp=rollout.logps[b],
+            other=rollout.others and rollout.others[b],
         )
         for b in range(first * group_size, last * group_size)
         if is_chosen_B[b]
     ]
     most = learner.most_prompts or len(learner.prompts)
     max_prompts = prompts_per_minibatch(most, jax.process_count(), loss.minibatches, learner.is_joined)
-    shape = pack_shape(config)
-    batch = pack(sequences, shape, max_prompts * group_size, max_prompts, placement.num_local_shards)
+    if rollout.others is not None:
+        assert group_size == 1, group_size
+        batch = pack(sequences, scored_pack_shape(config), max_prompts, 0, placement.num_local_shards, has_others=True)
+    else:
+        batch = pack(sequences, pack_shape(config), max_prompts * group_size, max_prompts, placement.num_local_shards)
     return place_batch(placement, batch)
 
 
@@ -152,16 +169,17 @@ def pack(
     max_sequences: int,
     max_prompts: int = 0,
     num_shards: int = 1,
+    has_others: bool = False,
 ) -> Batch:
     """This process's part of a Batch; all processes must call it. A prompt has at most max_sequences / max_prompts
-    responses. The shape does not depend on how well the batch packs."""
+    responses. The shape does not depend on how well the batch packs. `has_others`: sequences are scored."""
     assert len(sequences) <= max_sequences, (len(sequences), max_sequences)
     shards = assign_micro_batches(sequences, shape, max_sequences, max_prompts, num_shards)
     longest = max((len(sequence.prompt) for sequence in sequences), default=1)
     # Over all processes: they run one program.
     longest, num_micro = hosts.max_over_processes(longest, max(map(len, shards)))
     sizes = batch_shape(shape, max_sequences, max_prompts, num_shards, longest)
-    batch = empty_batch(sizes, shape.joins_prompts).replace(num_micro=np.int32(num_micro))
+    batch = empty_batch(sizes, shape.joins_prompts, has_others).replace(num_micro=np.int32(num_micro))
     N = batch.token_NZRT.shape[0]
     assert num_micro <= N, (num_micro, N)
     for z, micros in enumerate(shards):
@@ -200,10 +218,11 @@ def batch_shape(
     return BatchShape(N=N, Z=Z, Q=Q, X=bucket_of(longest_prompt - 1, shape.prompt_buckets), R=R, T=T)
 
 
-def empty_batch(shape: BatchShape, joins_prompts: bool = False) -> Batch:
+def empty_batch(shape: BatchShape, joins_prompts: bool = False, has_others: bool = False) -> Batch:
     N, Z, Q, X, R, T = shape
     return Batch(
         prompt_NZRT=np.zeros((N, Z, R, T), np.int32) if joins_prompts else None,
+        other_NZRT=np.zeros((N, Z, R, T), np.int32) if has_others else None,
         prefix_token_NZQX=np.full((N, Z, Q, X), PAD_ID, np.int32),
         prefix_length_NZQ=np.zeros((N, Z, Q), np.int32),
         prefix_of_NZR=np.zeros((N, Z, R), np.int32),
@@ -258,6 +277,8 @@ def _fill_group(
         batch.weight_NZRT[*place, answer:end] = sequence.weight
         batch.adv_NZRT[*place, answer:end] = sequence.adv
         batch.sampler_logp_NZRT[*place, answer:end] = sequence.sampler_logp
+        if batch.other_NZRT is not None:
+            batch.other_NZRT[*place, answer:end] = np.maximum(sequence.other, 0)
         # Metrics are means over actions: a response that the loss leaves out, such as an overlong one, has none.
         batch.is_action_NZRT[*place, answer:end] = sequence.weight > 0
         start, segment = end, segment + 1

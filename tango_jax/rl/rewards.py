@@ -1,12 +1,14 @@
 """Equations of the rewards (arXiv 2505.15034), NumPy. Rows are B = P prompts x M samples, prompt-major."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import chex
 import numpy as np
 
 VERDICTS = ("CORRECT", "INCORRECT", "INVALID")
-STEP_FORMULA = "±1 / K, K = {num_steps}"  # of a step's reward, as the report shows it: see `step_reward_BT`
+# Of a step's reward, as the report shows it: see `step_reward_BT`.
+STEP_FORMULA, SOFT_STEP_FORMULA = "±1 / K, K = {num_steps}", "(2 P(CORRECT) − 1) / K, K = {num_steps}"
 
 
 def generator_outcome_reward_B(
@@ -37,30 +39,54 @@ def verifier_reward_B(
 
 
 def step_reward_BT(
-    judgements: Sequence[tuple[bool | None, ...] | None],
+    judgements: Sequence[tuple[bool | float | None, ...] | None],
     step_ends: Sequence[Sequence[int]],
     num_tokens: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Step rewards y_k / n at the end token of each step, y = +1 approved, -1 rejected (arXiv 2505.15034).
+    """Step rewards y_k / K at the end token of each step, y = +1 approved, -1 rejected (arXiv 2505.15034).
 
-    `judgements`: B entries, None for a misaligned verification. `step_ends`: token index of each step's end, -1 if
-    unknown. Returns reward_BT float32 and is_step_end_BT bool. A row has no step element at all if judgements are
-    missing, hold a None or do not number n, or if a step end lies outside [0, T): another n would change the row's
-    scale.
+    `judgements`: B entries, None for a misaligned verification. True and False stand for +1 and -1, a float is y, and
+    NaN a step that is not judged: it has no element, and counts in K, so that the reward of a step does not depend on
+    how many are judged. `step_ends`: token index of each step's end, -1 if unknown. Returns reward_BT float32 and
+    is_step_end_BT bool. A row has no step element at all if judgements are missing, hold a None or do not number K, or
+    if a step end lies outside [0, T): another K would change the row's scale.
     """
-    assert len(judgements) == len(step_ends), f"{len(judgements)} judgements for {len(step_ends)} rows of step ends"
-    assert num_tokens >= 0, f"num_tokens is {num_tokens}"
     reward_BT = np.zeros((len(step_ends), num_tokens), np.float64)
     is_step_end_BT = np.zeros((len(step_ends), num_tokens), bool)
+    for row, end, y, num_steps in _elements(judgements, step_ends, num_tokens):
+        # Divided by K: a solution's step rewards add up to at most 1, and more steps do not earn more. Added: one long
+        # token may close two steps.
+        reward_BT[row, end] += y / num_steps
+        is_step_end_BT[row, end] = True
+    return reward_BT.astype(np.float32), is_step_end_BT
+
+
+def lowest_y_BT(
+    judgements: Sequence[tuple[bool | float | None, ...] | None], step_ends: Sequence[Sequence[int]], num_tokens: int
+) -> np.ndarray:
+    """y where `step_reward_BT` has an element, the lowest of the steps that end in a token; 0 elsewhere. float32."""
+    y_BT = np.full((len(step_ends), num_tokens), np.inf)
+    for row, end, y, _ in _elements(judgements, step_ends, num_tokens):
+        y_BT[row, end] = min(y_BT[row, end], y)
+    return np.where(np.isinf(y_BT), 0.0, y_BT).astype(np.float32)
+
+
+def y_of(label: bool | float) -> float:
+    """+1 or -1; a float is y itself, NaN of a step that is not judged."""
+    return label if isinstance(label, float) else 1.0 if label else -1.0
+
+
+def _elements(
+    judgements: Sequence[tuple[bool | float | None, ...] | None], step_ends: Sequence[Sequence[int]], num_tokens: int
+) -> Iterator[tuple[int, int, float, int]]:
+    """(row, end token, y, K) of each step that is judged, of the rows that have step rewards."""
+    assert len(judgements) == len(step_ends), f"{len(judgements)} judgements for {len(step_ends)} rows of step ends"
+    assert num_tokens >= 0, f"num_tokens is {num_tokens}"
     for row, (labels, ends) in enumerate(zip(judgements, step_ends, strict=True)):
         num_steps = len(ends)
         if labels is None or num_steps == 0 or len(labels) != num_steps or any(label is None for label in labels):
             continue
         if any(end < 0 or end >= num_tokens for end in ends):
             continue
-        for label, end in zip(labels, ends, strict=True):
-            # Divided by n: a solution's step rewards add up to at most 1, and more steps do not earn more. Added: one
-            # long token may close two steps.
-            reward_BT[row, end] += (1.0 if label else -1.0) / num_steps
-            is_step_end_BT[row, end] = True
-    return reward_BT.astype(np.float32), is_step_end_BT
+        yield from ((row, end, y, num_steps) for label, end in zip(labels, ends, strict=True)
+                    if not math.isnan(y := y_of(label)))

@@ -61,7 +61,7 @@ def token_logps(
 
     `logp_BT[:, t]` scores token t (column 0 is 0). What other tokens have is of no use. With `chunk` > 0 the logits of
     that many tokens exist at a time and are recomputed in the backward pass, so memory does not grow with T x V; chunks
-    without an action are skipped.
+    without an action are skipped. With `Batch.other_NZRT` the distributions are over two words.
     """
     x_ZRTD = hidden_states(model_config, params, micro, mesh)
     Z, R, T, D = x_ZRTD.shape
@@ -72,24 +72,32 @@ def token_logps(
     # Outside the loop, so that its gradient is summed once.
     final_norm_D = collectives.copy_to_tensor(params["final_norm"], vocabulary_mesh)
 
-    def score_fn(x_ZYD: jax.Array, target_ZY: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def score_fn(x_ZYD: jax.Array, *words_ZY: jax.Array) -> tuple[jax.Array, jax.Array]:
         x_ZYD = collectives.copy_to_tensor(x_ZYD, vocabulary_mesh)
         # At the sampler's temperature: the distributions that tokens were drawn from are scored and trained.
         logits_ZYV = transformer.logits_from_hidden(model_config, final_norm_D, head_DV, x_ZYD) / temperature
-        if vocabulary_mesh is None:
-            return _score_logits(logits_ZYV, target_ZY, True, None)
-        index_ZY, is_here_ZY = transformer.vocabulary_shard_index(model_config, target_ZY, vocabulary_mesh)
-        return _score_logits(logits_ZYV, index_ZY, is_here_ZY, vocabulary_mesh)
+
+        def chosen(word_ZY: jax.Array) -> jax.Array:
+            if vocabulary_mesh is None:
+                return _chosen_logits(logits_ZYV, word_ZY, True, None)
+            here = transformer.vocabulary_shard_index(model_config, word_ZY, vocabulary_mesh)
+            return _chosen_logits(logits_ZYV, *here, vocabulary_mesh)
+
+        chosen_ZY, *other_ZY = map(chosen, words_ZY)
+        if other_ZY:
+            return _score_two(chosen_ZY, *other_ZY)
+        return _score_logits(logits_ZYV, chosen_ZY, vocabulary_mesh)
 
     # The hidden state of token t predicts token t + 1. The last one of a row gets the row's first token as its target;
     # `shift` drops that score.
     x_ZYD = x_ZRTD.reshape(Z, R * T, D)
-    target_ZY = jnp.roll(micro.token_NZRT, -1, axis=-1).reshape(Z, R * T)
+    words = [micro.token_NZRT] if micro.other_NZRT is None else [micro.token_NZRT, micro.other_NZRT]
+    words_ZY = [jnp.roll(word, -1, axis=-1).reshape(Z, R * T) for word in words]
     if is_chunked(R * T, chunk):
         is_scored_ZY = jnp.roll(micro.is_action_NZRT, -1, axis=-1).reshape(Z, R * T)
-        logp_ZY, entropy_ZY = _in_chunks(score_fn, chunk, x_ZYD, target_ZY, is_scored_ZY)
+        logp_ZY, entropy_ZY = _in_chunks(score_fn, chunk, x_ZYD, is_scored_ZY, *words_ZY)
     else:
-        logp_ZY, entropy_ZY = score_fn(x_ZYD, target_ZY)
+        logp_ZY, entropy_ZY = score_fn(x_ZYD, *words_ZY)
 
     def shift(values_ZY: jax.Array) -> jax.Array:
         """From 'predicted at t' to 'scores token t'; padding and prompt stay finite."""
@@ -99,7 +107,7 @@ def token_logps(
 
 
 def _in_chunks(
-    score_fn: Callable, chunk: int, x_ZYD: jax.Array, target_ZY: jax.Array, is_scored_ZY: jax.Array
+    score_fn: Callable, chunk: int, x_ZYD: jax.Array, is_scored_ZY: jax.Array, *words_ZY: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """`score_fn` of what is scored, in chunks that hold it first; 0 elsewhere."""
     Z, padding = x_ZYD.shape[0], -x_ZYD.shape[1] % chunk
@@ -112,11 +120,11 @@ def _in_chunks(
         return padded.reshape(Z, -1, chunk, *leaf.shape[2:]).swapaxes(0, 1)
 
     def score_chunk(_: None, xs: tuple) -> tuple[None, tuple[jax.Array, jax.Array]]:
-        x_ZCD, target_ZC, is_scored_ZC = xs
+        x_ZCD, is_scored_ZC, *words_ZC = xs
         zeros_ZC = jnp.zeros_like(x_ZCD[..., 0], jnp.float32)
-        return None, lax.cond(is_scored_ZC.any(), score_fn, lambda *_: (zeros_ZC, zeros_ZC), x_ZCD, target_ZC)
+        return None, lax.cond(is_scored_ZC.any(), score_fn, lambda *_: (zeros_ZC, zeros_ZC), x_ZCD, *words_ZC)
 
-    of_tokens = (jnp.take_along_axis(leaf, order_ZY, axis=1) for leaf in (target_ZY, is_scored_ZY))
+    of_tokens = (jnp.take_along_axis(leaf, order_ZY, axis=1) for leaf in (is_scored_ZY, *words_ZY))
     # The checkpoint keeps no chunk's logits for the backward pass, which is the point of the chunks.
     body = jax.checkpoint(score_chunk, prevent_cse=False)
     _, outs = lax.scan(body, None, tuple(map(chunks, (x_ZYD, *of_tokens))))
@@ -129,21 +137,30 @@ def is_chunked(num_tokens: int, chunk: int) -> bool:
     return 0 < chunk < num_tokens
 
 
-def _score_logits(
-    logits_ZYV: jax.Array, target_ZY: jax.Array, is_here_ZY: jax.Array | bool, mesh: Mesh | None
-) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of the targets, and entropy. With a mesh, V is this device's part of the vocabulary; `is_here`: targets
-    in it."""
+def _chosen_logits(
+    logits_ZYV: jax.Array, word_ZY: jax.Array, is_here_ZY: jax.Array | bool, mesh: Mesh | None
+) -> jax.Array:
+    """With a mesh, V is this device's part of the vocabulary; `is_here`: words in it."""
+    chosen_ZY = jnp.take_along_axis(logits_ZYV, word_ZY[..., None], axis=-1)[..., 0]
+    return collectives.sum_over_tensor(jnp.where(is_here_ZY, chosen_ZY, 0.0), mesh)
+
+
+def _score_logits(logits_ZYV: jax.Array, chosen_ZY: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, jax.Array]:
+    """Log-prob of the targets with these logits, and entropy. With a mesh, V is this device's part."""
     # Not jax.nn.log_softmax: one number per token crosses devices, never logits.
     top_ZY = collectives.max_over_tensor(logits_ZYV.max(-1), mesh)
     total_ZY = collectives.sum_over_tensor(jnp.exp(logits_ZYV - top_ZY[..., None]).sum(-1), mesh)
     normaliser_ZY = top_ZY + jnp.log(total_ZY)
-    chosen_ZY = jnp.take_along_axis(logits_ZYV, target_ZY[..., None], axis=-1)[..., 0]
-    chosen_ZY = collectives.sum_over_tensor(jnp.where(is_here_ZY, chosen_ZY, 0.0), mesh)
     probs_ZYV = jnp.exp(logits_ZYV - normaliser_ZY[..., None])
     mean_logit_ZY = collectives.sum_over_tensor(jnp.sum(probs_ZYV * logits_ZYV, axis=-1), mesh)
     # The entropy -sum(p log p), with log p = logit - normaliser, without an array of all log-probs.
     return chosen_ZY - normaliser_ZY, normaliser_ZY - mean_logit_ZY
+
+
+def _score_two(chosen_ZY: jax.Array, other_ZY: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Log-prob of the first of two words by their logits, and the entropy of the choice."""
+    logp_ZY, other_logp_ZY = jax.nn.log_sigmoid(chosen_ZY - other_ZY), jax.nn.log_sigmoid(other_ZY - chosen_ZY)
+    return logp_ZY, -(jnp.exp(logp_ZY) * logp_ZY + jnp.exp(other_logp_ZY) * other_logp_ZY)
 
 
 def make_score(model_config: ModelConfig, temperature: float, chunk: int, mesh: Mesh | None = None) -> Callable:

@@ -27,8 +27,8 @@ def first_token_advantage_B(form: str, judgements: Sequence[np.ndarray], group_s
     is_action_BT = np.ones((B, T), bool)
     if form == ELEMENTS:
         return grpo.step_fn(reward_BT, is_step_end_BT, is_action_BT, group_size, loss)[:, 0]
-    return step_advantage_BT(form, grpo.baseline_fn, False, reward_BT, is_step_end_BT, np.ones(B, bool), is_action_BT,
-                             group_size, loss)[:, 0]
+    return step_advantage_BT(form, grpo.baseline_fn, False, np.sign(reward_BT), is_step_end_BT,
+                             is_step_end_BT.sum(axis=1), np.ones(B, bool), is_action_BT, group_size, loss)[:, 0]
 
 
 def explained(form: str, share: float, seed: int = 0) -> tuple[float, float]:

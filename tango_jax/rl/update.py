@@ -43,7 +43,8 @@ class LossConfig:
 
 
 def make_policy_loss(model_config: ModelConfig, config: LossConfig, mesh: Mesh | None = None) -> Callable:
-    """`loss_fn(params, micro) -> (loss, sums)`: clipped surrogate + KL - entropy."""
+    """`loss_fn(params, micro) -> (loss, sums)`: clipped surrogate + KL - entropy. With `Batch.other_NZRT` both are of a
+    choice between two words, whatever `kl_kind`."""
 
     def loss_fn(params: dict, micro: Batch) -> tuple[jax.Array, tuple[dict, dict]]:
         logp_BT, entropy_BT = token_logps(model_config, params, micro, config.temperature, config.logp_chunk, mesh)
@@ -64,7 +65,10 @@ def make_policy_loss(model_config: ModelConfig, config: LossConfig, mesh: Mesh |
         sums = {"entropy": entropy_BT, "clip_fraction": is_clipped_BT}
         if config.kl_coef > 0:
             # In the loss, as in GRPO, not in the reward, as in PPO: normalising rewards does not rescale it.
-            kl_BT = losses.kl_BT(logp_BT, rows.ref_logp_BT, config.kl_kind)
+            if micro.other_NZRT is None:
+                kl_BT = losses.kl_BT(logp_BT, rows.ref_logp_BT, config.kl_kind)
+            else:  # estimators need samples, and the text has CORRECT everywhere
+                kl_BT = losses.two_word_kl_BT(logp_BT, rows.ref_logp_BT)
             loss_BT += config.kl_coef * kl_BT
             sums["kl"] = kl_BT
         if config.entropy_coef != 0:

@@ -13,7 +13,7 @@ from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.sampler import Sampler, SampleRequest, make_sampler
 from tango_jax.sharding.layouts import param_shardings
 from tango_jax.sharding.placement import Placement, check_model, make_placement
-from tango_jax.text.templates import load_template
+from tango_jax.text.templates import FIRST_ERROR, load_template
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.prompting import Prompting
@@ -49,6 +49,7 @@ class CheckpointSampler:
     min_steps: int
     rows: int = 1
     placement: Placement | None = None  # None: the default device alone
+    stops: bool = False  # a verifier ends its judgements at the first INCORRECT
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -132,6 +133,7 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
         min_steps=own.min_steps if own else MIN_STEPS,
         rows=settings.rows,
         placement=placement,
+        stops=settings.template == FIRST_ERROR or (own is not None and own.stop_at_first_error),
     )
 
 

@@ -149,7 +149,7 @@ def _make_stage_one(
             fingerprint=_fingerprint_of_rows(rows),
         )
     is_for_verifier = config.verifier.sft.steps > 0 and not config.verifier.init_from
-    rows = read_stage_one(task.stage_one, is_for_verifier)
+    rows = read_stage_one(task.stage_one, is_for_verifier, config.verifier.stop_at_first_error)
     tagged = make_tagged_examples(rows, task.validation, task.data_seed, over_fn, excluded)
     return _StageOne(
         tagged.sft_example,

@@ -7,6 +7,7 @@ from types import ModuleType
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
+from tango_jax.grading import until_first_error
 from tango_jax.records import Problem
 from tango_jax.runtime.user_code import is_user_code
 from tango_jax.tasks import last_letter, state_tracking
@@ -50,6 +51,8 @@ def make_task(
                    if name not in taught[role]]:
         task = task._replace(notes=(*task.notes, f"stage 1 has no examples of {', '.join(missing)}: task.name="
                                     f"{config.task.name} makes none (further_example)"))
+    if config.verifier.stop_at_first_error and task.sft_example:
+        task = task._replace(sft_example=_until_first_error(task.sft_example))
     if grader := grader_of(config.task):
         task = task._replace(is_correct=grader)
     notes = (*task.notes, *try_grader(task, task.train_problem(0)), *_unknown_notes(config, task, tokenizers))
@@ -70,6 +73,17 @@ def _with_further(further: Mapping[str, tuple[str, ...]], task: Task) -> Callabl
         return task.further_example(name, split, number) if name else task.sft_example(role, split, number)
 
     return sft_example
+
+
+def _until_first_error(sft_example: Callable[[str, str, int], SftExample]) -> Callable[[str, str, int], SftExample]:
+    """Verifications, to imitate or in a prompt, end at their first INCORRECT."""
+
+    def cut_example(role: str, split: str, index: int) -> SftExample:
+        example = sft_example(role, split, index)
+        response = until_first_error(example.response) if role == "verifier" else example.response
+        return example._replace(response=response, verification=until_first_error(example.verification))
+
+    return cut_example
 
 
 def _unknown_notes(config: ConfigDict, task: Task, tokenizers: dict[str, Tokenizer]) -> list[str]:

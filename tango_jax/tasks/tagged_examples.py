@@ -38,26 +38,29 @@ class TaggedRows(NamedTuple):
     heldout: list[TaggedRow]  # from a file of their own; if empty, some of `rows` are held out
 
 
-def read_stage_one(source: str, is_for_verifier: bool) -> TaggedRows:
+def read_stage_one(source: str, is_for_verifier: bool, stops: bool = False) -> TaggedRows:
     """Rows to imitate and, if they have their own file, held-out rows. Raises ValueError as `read_tagged_rows`."""
     path = Path(source).expanduser()
     if source.startswith(HUB_PREFIX):
-        return TaggedRows(read_tagged_rows(source, is_for_verifier), [])
+        return TaggedRows(read_tagged_rows(source, is_for_verifier, stops), [])
     if path.is_dir() and (path / FILES[0]).is_file():
         path = path / FILES[0]
-    rows, beside = read_tagged_rows(str(path), is_for_verifier), path.with_name(FILES[1])
+    rows, beside = read_tagged_rows(str(path), is_for_verifier, stops), path.with_name(FILES[1])
     if path.name != FILES[0] or not beside.is_file():
         return TaggedRows(rows, [])
     try:
-        return TaggedRows(rows, read_tagged_rows(str(beside), is_for_verifier, may_be_empty=True))
+        return TaggedRows(rows, read_tagged_rows(str(beside), is_for_verifier, stops, may_be_empty=True))
     except ValueError as error:
         raise ValueError(f"{error} (read for the held-out loss because it is beside {FILES[0]}; move it elsewhere to "
                          f"hold out rows of {FILES[0]} instead)") from error
 
 
-def read_tagged_rows(source: str, is_for_verifier: bool, may_be_empty: bool = False) -> list[TaggedRow]:
+def read_tagged_rows(
+    source: str, is_for_verifier: bool, stops: bool = False, may_be_empty: bool = False
+) -> list[TaggedRow]:
     """Read a file or hub id. Raises ValueError: it does not exist, or a row lacks its question, a tagged solution or
-    (for the verifier) a verification with a judgement of each step and a verdict."""
+    (for the verifier) a verification with a judgement of each step and a verdict. `stops`: judgements may end at the
+    first INCORRECT."""
     rows = []
     for row in read_rows(source, may_be_empty):
         fields = {str(key).lower(): value for key, value in row.fields.items()}
@@ -75,7 +78,7 @@ def read_tagged_rows(source: str, is_for_verifier: bool, may_be_empty: bool = Fa
             raise ValueError(f"{row.where}: the solution is not tagged: it has {len(parsed.steps)} <step> blocks and "
                              f"the answer {parsed.answer!r}; filter out such rows, or use task.stage_one=gsm8k for "
                              "worked answers")
-        judged = parse_verification(verification, len(parsed.steps))
+        judged = parse_verification(verification, len(parsed.steps), stops=stops)
         if verification and not judged.aligned:
             raise ValueError(f"{row.where}: the verification does not judge each of the {len(parsed.steps)} steps; "
                              "filter out such rows")

@@ -39,12 +39,14 @@ class Prompt:
     role: generator or verifier: whose template it fills, and how the response is read.
     fields: (what the prompt is about, whether the template is plain, without instructions) -> Fields.
     stream: the name of its random numbers; empty: `name`.
+    is_scored: nothing is written: the marks of `mark_rows.mark_row` are read in one pass.
     """
 
     name: str
     role: str
     fields: Callable[[Any, bool], Fields]
     stream: str = ""
+    is_scored: bool = False
 
 
 def _solve(problem: Problem, _: bool) -> Fields:
@@ -88,6 +90,8 @@ def _with_its_solution(verification: Verification) -> str:
 
 SOLVE = Prompt("generator", "generator", _solve, stream="solve")
 JUDGE = Prompt("verifier", "verifier", _judge, stream="verify")
+# The verifier's own prompt in arms in which it does not write (method/scored.py).
+SCORED = dataclasses.replace(JUDGE, is_scored=True)
 # The stream keeps an old name, so that earlier runs are reproduced.
 SECOND_TRY = Prompt("second_try", "generator", _second_try, stream="second_solution")
 SECOND_JUDGEMENT = Prompt("second_judgement", "verifier", _second_judgement)

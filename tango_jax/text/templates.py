@@ -27,17 +27,18 @@ Problem:
 Solution:
 """
 
-VERIFIER_MATH = """You are given a problem and a proposed solution in {num_steps} steps. Check the steps in order: \
+_JUDGE_EACH = """You are given a problem and a proposed solution in {num_steps} steps. Check the steps in order: \
 say briefly what each step does, whether it is right given the problem and the steps before it, and close it with \
-\\boxed{CORRECT} or \\boxed{INCORRECT}. Then judge the final answer in the same way. Write exactly {num_steps} step \
-blocks, one for each step of the solution, in this layout:
+\\boxed{CORRECT} or \\boxed{INCORRECT}. """
+_LAYOUT = """ in this layout:
 <step_verification>
 <step>what the step does and whether it holds. \\boxed{CORRECT}</step>
 </step_verification>
 <final_verification>\\boxed{CORRECT}</final_verification>
 
 Example. Problem: A box holds 3 red and 4 blue balls, and 2 more red balls are put in. How many balls are there?
-Solution: <think><step>At first there are 3 + 4 = 7 balls.</step><step>With 2 more there are 7 + 2 = 10.</step></think>\
+Solution: <think><step>At first there are 3 + 4 = 7 balls.</step><step>With 2 more there are 7 + 2 = 10.</step>"""
+_EXAMPLE = """</think>\
 <answer>\\boxed{10}</answer>
 Verification:
 <step_verification>
@@ -54,14 +55,23 @@ Solution in {num_steps} steps:
 
 Verification:
 """
+VERIFIER_MATH = _JUDGE_EACH + """Then judge the final answer in the same way. Write exactly {num_steps} step \
+blocks, one for each step of the solution,""" + _LAYOUT + _EXAMPLE
+# verifier.stop_at_first_error. The third step of its example is not judged.
+VERIFIER_MATH_FIRST_ERROR = _JUDGE_EACH + """Stop at the first step that is wrong: write no block for the steps after \
+it. Then judge the final answer in the same way: it is INCORRECT if a step is wrong. Write one step block for each \
+step up to there, or exactly {num_steps} step blocks if no step is wrong,""" + _LAYOUT + """<step>So there are 10 \
+balls.</step>""" + _EXAMPLE
 
 # For models trained from scratch: instructions would teach them nothing. They learn the format in stage 1.
 GENERATOR_PLAIN = "{problem}\n"
 VERIFIER_PLAIN = "{problem}\n{solution}\n{num_steps}\n"
 
+FIRST_ERROR = "math_first_error"
 TEMPLATES = {
     ("generator", "math"): GENERATOR_MATH,
     ("verifier", "math"): VERIFIER_MATH,
+    ("verifier", FIRST_ERROR): VERIFIER_MATH_FIRST_ERROR,
     ("generator", "plain"): GENERATOR_PLAIN,
     ("verifier", "plain"): VERIFIER_PLAIN,
     ("generator", "last_letter"): GENERATOR_PLAIN,  # an earlier name, which finished runs have in their settings

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, default_config, flatten
@@ -25,7 +26,7 @@ from tango_jax.tracking.known_arms import record_of
 from tango_jax.tracking.metrics import TURN_PHASES
 from tango_jax.tracking.provenance import method_digests, read_provenance, weights_digest
 from tango_jax.tracking.run_config import changes_results
-from tango_jax.tracking.turn_metrics import tokens_sampled
+from tango_jax.tracking.turn_metrics import tokens_sampled, tokens_scored
 from tango_jax.weights.source import NUMERICS
 from tango_jax.weights.workdir import BASE
 
@@ -51,6 +52,10 @@ class Evaluation(NamedTuple):
     steps_mean: float | None = None  # steps of a sampled solution
     steps_approved: float | None = None  # approved share of the rewarded steps; None if only some are judged
     verifier_live_accept_gap: float | None = None  # tracking/scores.py, aligned verifications; None in the warm-up
+    verifier_first_error_f1: float | None = None  # of the evaluation, as verifier_step_f1
+    # Of the turns before it, as `sampled_tokens`:
+    scored_tokens: int | None = None  # read by a verifier that does not write
+    flops: float | None = None  # of rollouts and updates, without padding (tracking/turn_flops.py)
     setup: str = ""  # `setup_of` the run
     method: str = ""  # `method_of` the run
     problems: str = ""  # contents of the files of problems and prompts
@@ -75,11 +80,12 @@ _TEXTS = ("task", "setting", "arm", *_DIGESTS, "source", "arm_record")
 _COLUMNS = ("arm", "seed", "task.data_seed", "verifier.adapter")  # told in columns; the last one in `method`
 _SETUP = ("task.", "eval.", "rl.prompts_per_step", "rl.samples_per_prompt",
           *(f"{role}.{group}" for role in ROLES for group in (
-              "checkpoint", "model.", "sft.", "template", "use_chat", "max_prompt", "max_response")))
+              "checkpoint", "model.", "sft.", "template", "stop_at_first_error", "use_chat", "max_prompt",
+              "max_response")))
 SETUP_IN_WORDS = ("other problems, another model, stage 1 or prompt, or turns of another size (task.*, eval.*, "
                   "rl.prompts_per_step, rl.samples_per_prompt, and of a role checkpoint, model.*, sft.*, template, "
-                  "use_chat, max_prompt or max_response)")
-_COUNTS = ("start", "seed", "turn", "generator_step", "sampled_tokens")
+                  "stop_at_first_error, use_chat, max_prompt or max_response)")
+_COUNTS = ("start", "seed", "turn", "generator_step", "sampled_tokens", "scored_tokens")
 _OPTIONAL = tuple(Evaluation._field_defaults)
 _MAY_BE_EMPTY = ("verifier_step_f1", "verifier_outcome_f1", *_OPTIONAL)
 UNKNOWN_BETWEEN = tuple(name for name in _MAY_BE_EMPTY if name not in _TEXTS)  # where a row is interpolated
@@ -88,14 +94,16 @@ UNKNOWN_BETWEEN = tuple(name for name in _MAY_BE_EMPTY if name not in _TEXTS)  #
 def evaluations_of(
     metrics: Sequence[Mapping], config: ConfigDict, setting: str, sources: Sources = _NO_SOURCES
 ) -> list[Evaluation]:
-    found, tokens, seconds = [], 0, 0.0
+    found, tokens, scored, flops, seconds = [], 0, 0, 0.0, 0.0
     contents = [sources.start[name] for name in ("problems", "templates") if name in sources.start]
     digests = (setup_of(config, sources.files), method_of(config, sources.files), _digest(contents) if contents else "",
                *(_start_of(role, config, sources.start) for role in ROLES), sources.weights,
                sources.source, sources.arm_record)
     for index, row in enumerate(metrics):
         if row["phase"] in TURN_PHASES:
-            tokens += tokens_sampled(row)
+            tokens, scored = tokens + tokens_sampled(row), scored + tokens_scored(row)
+            # Runs of earlier versions have no FLOPs.
+            flops += row.get("flops/rollout", np.nan) + row.get("flops/training", np.nan)
             seconds += row["time/turn_s"]
             continue
         turn = _turn_beside(metrics, index)
@@ -107,7 +115,8 @@ def evaluations_of(
             None if is_warmup_ahead else turn.get("verifier/live_step_f1"),
             turn.get("generator/groups_without_signal"), turn.get("generator/alpha"), turn.get("generator/steps_mean"),
             None if _selects(turn) else turn.get("generator/steps_approved"),
-            None if is_warmup_ahead else turn.get("verifier/live_accept_gap"), *digests,
+            None if is_warmup_ahead else turn.get("verifier/live_accept_gap"),
+            row.get("verifier/pool/first_error_f1"), int(scored), None if np.isnan(flops) else flops, *digests,
         ))
     return found
 

@@ -27,8 +27,8 @@ from tango_jax.tracking.run_config import keep_config
 PACKAGES = {"tensorboard": ("tensorboardX", "tensorboardX>=2.6,<3"), "wandb": ("wandb", "wandb>=0.31,<1")}
 SHARED_WITH_TURNS = ("generator_step", "time/", "memory/")  # beginnings of names in rows of all phases
 # Ends of names of what may be sampled in turns of both roles, about other problems.
-SAMPLED_FOR_BOTH = ("/length_mean", "/length_max", "/truncation_rate", "/tokens_sampled", "/decode_waste",
-                    "/prompts_shortened", "/shortened_rate", "/labelled_right", "/label_accuracy")
+SAMPLED_FOR_BOTH = ("/length_mean", "/length_max", "/truncation_rate", "/tokens_sampled", "/tokens_scored",
+                    "/decode_waste", "/prompts_shortened", "/shortened_rate", "/labelled_right", "/label_accuracy")
 
 
 def check_installed(loggers: ConfigDict) -> None:

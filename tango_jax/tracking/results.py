@@ -21,7 +21,7 @@ def summarize(config: ConfigDict, rows: list[dict], compiles: int, seconds: floa
     first, last = evaluations[0], evaluations[-1]
     gaps = [row[name] for row in rows for role in ROLES if (name := f"{role}/logprob_gap_max") in row]
     verifier = {}
-    for kind in ("step_f1", "outcome_f1"):
+    for kind in ("step_f1", "outcome_f1", *["first_error_f1"] * config.verifier.stop_at_first_error):
         name = f"verifier/pool/{kind}"  # missing for tasks without a fixed pool or without step labels
         verifier |= {f"{kind}_initial": first.get(name), f"{kind}_final": last.get(name)}
     return {
@@ -97,15 +97,17 @@ def _introduction(pairs: Sequence[tuple[Solution, Verification]], shown: int) ->
 
 
 def _transcript(solution: Solution, verification: Verification) -> str:
-    marks = {True: "CORRECT", False: "INCORRECT"}
-    if reason := why_misaligned(verification.judgements, len(solution.steps)):
-        judged = [f"{reason}: no step reward"] * len(solution.steps)
-    else:
+    marks = {True: "CORRECT", False: "INCORRECT", None: "not judged"}
+    if verification.is_aligned:
         judged = [marks[label] for label in verification.judgements]
+    else:
+        reason = why_misaligned(verification.judgements, len(solution.steps))
+        judged = [f"{reason}: no step reward"] * len(solution.steps)
     gold = solution.gold_steps or (None,) * len(solution.steps)
     lines = ["| step | the generator wrote | the verifier judged | gold label |", "|---|---|---|---|"]
     for k, (step, judgement, label) in enumerate(zip(solution.steps, judged, gold, strict=True), 1):
-        lines.append(f"| {k} | {markdown_cell(step)} | {judgement} | {marks.get(label, 'unknown')} |")
+        gold_label = "unknown" if label is None else marks[label]
+        lines.append(f"| {k} | {markdown_cell(step)} | {judgement} | {gold_label} |")
     table = "\n".join(lines)
     grade = "right" if solution.is_correct else f"wrong (gold answer {markdown_code(solution.problem.answer)})"
     return f"""\

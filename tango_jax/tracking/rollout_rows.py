@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.grading.steps import find_blocks
 from tango_jax.records import Lesson, Problem, Rewards, Solution, TurnResult, Verification, problem_of
-from tango_jax.rl.rewards import STEP_FORMULA
+from tango_jax.rl.rewards import SOFT_STEP_FORMULA, STEP_FORMULA
 from tango_jax.rl.schedule import Place
 
 # (problem, steps) -> the kind of each step, see Task.step_kinds; None: the task names none.
@@ -87,11 +87,11 @@ def _content(record: Solution | Verification, b: int, items: _Items, lesson: Les
     content = {"problem": _problem(problem_of(record))}
     if isinstance(record, Solution):
         # One list per verification (or of the task's labels); null without step rewards.
-        steps = [None if (one := rewards.of_steps[b]) is None else list(map(_number, one))
-                 for rewards in lesson.step_rewards]
+        steps = [None if (one := rewards.of_steps[b]) is None else _numbers(one) for rewards in lesson.step_rewards]
+        is_soft = any(rewards.y_BT is not None for rewards in lesson.step_rewards)
+        formula = (SOFT_STEP_FORMULA if is_soft else STEP_FORMULA).format(num_steps=len(record.steps))
         return content | {"solution": items.of(record), "verifications": items.about(record, "verifier"),
-                          "step_rewards": steps, "step_formula": STEP_FORMULA.format(num_steps=len(record.steps))
-                          }
+                          "step_rewards": steps, "step_formula": formula}
     # A user's verifier may judge several solutions at once, or something else.
     content |= {"solution": items.of(record.of) if isinstance(record.of, Solution) else None,
                 "verifications": [items.of(record)], "step_rewards": [], "step_formula": ""}
@@ -175,7 +175,7 @@ def _verification(verification: Verification) -> dict:
         "format": verification.format_score,
         "tokens": len(verification.token_ends),
         "is_truncated": verification.is_truncated,
-    }
+    } | ({"p_steps": _numbers(verification.p_steps)} if verification.p_steps else {})
 
 
 def block_spans(text: str) -> list[list[int]]:
@@ -204,6 +204,10 @@ def _advantage(result: TurnResult, b: int) -> dict:
 def _runs(values_T: np.ndarray) -> list[list]:
     edges = [0, *(np.flatnonzero(np.diff(values_T)) + 1).tolist(), len(values_T)]
     return [[last - first, _number(values_T[first])] for first, last in pairwise(edges) if last > first]
+
+
+def _numbers(values: Sequence[float | None]) -> list[float | None]:
+    return [None if value is None else _number(value) for value in values]
 
 
 def _number(value: float) -> float:

@@ -54,8 +54,15 @@ def generator_scores(solutions: Sequence[Solution], is_truncated: Sequence[bool]
 def verifier_scores(solutions: Sequence[Solution], verifications: Sequence[Verification]) -> dict[str, float]:
     """Step scores against gold labels (if any), outcome scores against the grader, and rates.
 
-    A misaligned verification judges no steps: each counts as a prediction of None. `right_verdict_wrong_steps`: the
-    share of right verdicts of aligned verifications with a wrong step. `accept_gap`: the share of right solutions of
+    A misaligned verification judges no steps: each counts as a prediction of None. So does, in an aligned one, a step
+    after the error at which a verifier stopped (`verifier.stop_at_first_error`): its step scores are of all steps, as
+    those of a verifier that judges them all, and lower for what it leaves open. `first_error_f1` is the same for both:
+    it reads each verification up to its first INCORRECT. It is the harmonic mean of the shares of solutions with a
+    wrong step whose first one is found, and of solutions without one of which no step is rejected (ProcessBench);
+    misaligned ones are misses, and it is left out unless there are both kinds.
+
+    `right_verdict_wrong_steps`: the share of right verdicts of aligned verifications with a step that is judged
+    wrongly. `accept_gap`: the share of right solutions of
     which no step is rejected, minus the same share of wrong ones (J of arXiv 2601.04411), among aligned verifications;
     left out unless there are both.
     """
@@ -79,9 +86,27 @@ def verifier_scores(solutions: Sequence[Solution], verifications: Sequence[Verif
         judged, gold, misjudged = [], [], []
         for solution, v in zip(solutions, verifications, strict=True):
             if v.is_aligned and v.verdict == ("CORRECT" if solution.is_correct else "INCORRECT"):
-                misjudged.append(tuple(v.judgements) != tuple(solution.gold_steps))
+                pairs = zip(v.judgements, solution.gold_steps, strict=True)
+                misjudged.append(any(mark is not None and mark != label for mark, label in pairs))
             judged += v.judgements if v.is_aligned else [None] * len(solution.steps)
             gold += solution.gold_steps
         scores |= {f"step_{name}": value for name, value in class_scores(judged, gold).items()}
         scores["right_verdict_wrong_steps"] = float(np.mean(misjudged)) if misjudged else 0.0
+        scores |= _first_error_scores(solutions, verifications)
     return scores
+
+
+def _first_error_scores(solutions: Sequence[Solution], verifications: Sequence[Verification]) -> dict[str, float]:
+    hits = {True: [], False: []}  # by whether the solution has a wrong step
+    for solution, v in zip(solutions, verifications, strict=True):
+        is_found = v.is_aligned and first_false(v.judgements) == first_false(solution.gold_steps)
+        hits[False in solution.gold_steps].append(is_found)
+    if not all(hits.values()):
+        return {}
+    erroneous, correct = (float(np.mean(hits[kind])) for kind in (True, False))
+    both = erroneous + correct
+    return {"first_error_f1": 2.0 * erroneous * correct / both if both else 0.0}
+
+
+def first_false(labels: Sequence[bool | None]) -> int | None:
+    return list(labels).index(False) if False in labels else None

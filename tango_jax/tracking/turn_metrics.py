@@ -18,8 +18,9 @@ MEANS_OF_UPDATES = ("loss", "grad_norm", "useful_share")
 OF_UPDATES = (*LARGEST_OF_UPDATES, *MEANS_OF_UPDATES, "clip_fraction", "entropy", "kl", "kl_first", "logprob_gap_mean",
               "logprob_gap_share", "tokens")
 # Names that a row has besides, some of them only in some turns.
-TAKEN = re.compile(r"step|phase|generator_step|generator/step_count_corr|verifier/(live_|judged_)?accept_gap|"
-                   r"grader/(errors|timeouts|overlong)|(alarm|memory|throughput|time)/.*")
+TAKEN = re.compile(r"step|phase|generator_step|generator/step_count_corr|"
+                   r"verifier/(live_|judged_)?(accept_gap|first_error_f1)|grader/(errors|timeouts|overlong)|"
+                   r"(alarm|flops|memory|throughput|time)/.*")
 
 
 def check_names(t: Turn, lesson: Lesson) -> None:
@@ -101,6 +102,11 @@ def over_updates(updates: list[dict], epochs: int) -> dict[str, float]:
 
 def tokens_sampled(metrics: Mapping[str, Any]) -> float:
     return sum(value or 0 for name, value in metrics.items() if name.endswith("/tokens_sampled"))
+
+
+def tokens_scored(metrics: Mapping[str, Any]) -> float:
+    """Of verifiers that do not write: prompts and marks."""
+    return sum(value or 0 for name, value in metrics.items() if name.endswith("/tokens_scored"))
 
 
 def sampled_per_second(metrics: dict[str, float], timing: dict[str, float]) -> float:

@@ -69,7 +69,8 @@ function advantageTable(rollout) {
   const { advantage, step_rewards: rewards, step_formula: formula } = rollout;
   const places = placesOf(rollout);
   const hasSteps = places.some(([, , k]) => k !== null) && rewards.some((steps) => steps !== null);
-  const rewardsAt = (k) => (k === null ? "" : rewards.map((steps) => (steps ? signed(steps[k], 3) : "–")).join(", "));
+  const told = (value) => (value === null || value === undefined ? "–" : signed(value, 3)); // –: no reward
+  const rewardsAt = (k) => (k === null ? "" : rewards.map((steps) => told(steps?.[k])).join(", "));
   const rows = places.slice(0, MAX_PLACES).map(([name, token, k]) => {
     const terms = advantage.terms.map(
       ({ weight, runs }) => `${number(weight)} × ${signed(valueAt(runs, token), 3)}`,

@@ -81,7 +81,8 @@ def flags_of(rollout: dict) -> set[str]:
 
 def _flags(solution: dict, item: dict) -> set[str]:
     right, verdict = solution["is_correct"], item["verdict"]
-    is_misjudged = solution["gold_steps"] is not None and item["judgements"] != solution["gold_steps"]
+    pairs = zip(item["judgements"], solution["gold_steps"] or (), strict=False)
+    is_misjudged = any(mark is not None and mark != label for mark, label in pairs)
     found = {
         "false_accept": verdict == "CORRECT" and not right,
         "false_reject": verdict == "INCORRECT" and right,

@@ -14,6 +14,7 @@ from tango_jax.viewer.charts import TURN, warmup_shade
 from tango_jax.viewer.panels import FEW, Rates, bars, line, noisy, panel, rated, with_content
 from tango_jax.viewer.runs import Run
 
+STOPPED = "after its first INCORRECT"  # a step that a verifier with verifier.stop_at_first_error did not judge
 SAID = {True: "CORRECT", False: "INCORRECT", None: "not judged"}
 DISAGREE = {("wrong", "CORRECT"): "false_accept", ("right", "INCORRECT"): "false_reject"}
 MISJUDGED = {("wrong", "CORRECT"): "misjudged", ("right", "INCORRECT"): "misjudged"}
@@ -25,7 +26,7 @@ class Judged(NamedTuple):
     role: str  # of the turn: generator or verifier
     is_correct: bool
     verdict: str
-    judgements: tuple  # one per step of the solution; None if the verification is misaligned
+    judgements: tuple  # one per step of the solution; None if the verification is misaligned; or STOPPED
     gold: tuple | None
 
 
@@ -35,7 +36,8 @@ def judged(rollout: dict) -> list[Judged]:
     if rollout["role"] == "evaluation":
         return found
     for item in rollout["verifications"]:
-        labels = tuple(item["judgements"]) if item["is_aligned"] else (None,) * len(solution["steps"])
+        labels = tuple(STOPPED if mark is None else mark for mark in item["judgements"])
+        labels = labels if item["is_aligned"] else (None,) * len(solution["steps"])
         gold = None if solution["gold_steps"] is None else tuple(solution["gold_steps"])
         found.append(Judged(rollout["turn"], rollout["role"], solution["is_correct"], item["verdict"], labels, gold))
     return found
@@ -59,6 +61,8 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
 
     f1 = line("verdicts, macro-F1", of("verifier/pool/outcome_f1", {"eval"}), BLUE, "--", "square")
     f1 += line("steps, macro-F1", of("verifier/pool/step_f1", {"eval"}), GREEN, "-", "triangle-up")
+    if run.settings.get("verifier.stop_at_first_error"):  # whose step F1 counts the steps that it leaves out
+        f1 += line("first error, F1", of("verifier/pool/first_error_f1", {"eval"}), VERMILION, "-.", "cross")
     verdicts = noisy("agrees with the grader", of("verifier/reward/correctness"), GREEN)
     verdicts += noisy("says CORRECT, verifier's turns", of("verifier/rate_correct", {"warmup", "verifier"}), BLUE)
     verdicts += noisy("says CORRECT, generator's turns", of("verifier/live_rate_correct", {"generator"}), SKY, "--")
@@ -95,9 +99,10 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
 def confusion_tables(items: list[Judged]) -> list[dict]:
     """Verdicts by grade, and judgements by gold label; a disagreement links to its rollouts."""
     verdicts = [(item.is_correct, item.verdict) for item in items]
-    steps = [(gold, SAID[judgement]) for _, judgement, gold in _steps(items)]
+    steps = [(gold, SAID.get(judgement, judgement)) for _, judgement, gold in _steps(items)]
+    said = [*SAID.values(), *[STOPPED] * any(name == STOPPED for _, name in steps)]
     tables = [("Verdicts by the grade of the answer", "answer", confusion(verdicts, VERDICTS), DISAGREE),
-              ("Judgements by the gold label of the step", "step", confusion(steps, SAID.values()), MISJUDGED)]
+              ("Judgements by the gold label of the step", "step", confusion(steps, said), MISJUDGED)]
     return [_matrix(*table, items[0].role) for table in tables if any(map(sum, map(dict.values, table[2].values())))]
 
 

@@ -39,6 +39,13 @@ function between(text, start, end, paint) {
   return h("div", { class: "between" }, h("pre", {}, ...shaded(text, start, end, paint)));
 }
 
+// With what probability the verifier would have written CORRECT.
+function probabilityBar(p) {
+  if (p === null || p === undefined) return null;
+  const told = `P(CORRECT) ${p.toFixed(2)}`;
+  return h("span", { class: "probability" }, told, h("meter", { value: p, title: told, "aria-label": told }));
+}
+
 // [step head, words] of what the verifier said of a step.
 function saidOf(solution, verification, k, paint) {
   const aligned = Boolean(verification?.is_aligned);
@@ -51,6 +58,7 @@ function saidOf(solution, verification, k, paint) {
     "div",
     { class: "step-head" },
     verification ? h("b", { class: kind }, mark(kind), ` ${JUDGED[kind]}`) : null,
+    probabilityBar(verification?.p_steps?.[k]),
   );
   return { kind, content: [head, words] };
 }
@@ -59,7 +67,8 @@ function saidOf(solution, verification, k, paint) {
 function truthOf(solution, verification, k) {
   const gold = solution.gold_steps ? solution.gold_steps[k] : null;
   if (gold === null) return null;
-  const wrongly = Boolean(verification?.is_aligned) && gold !== verification.judgements[k];
+  const judgement = verification?.is_aligned ? verification.judgements[k] : null;
+  const wrongly = judgement !== null && gold !== judgement;
   const named = solution.step_kinds ? ` (${readable(solution.step_kinds[k])})` : "";
   return h(
     "span",

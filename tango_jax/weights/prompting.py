@@ -26,6 +26,7 @@ class Prompting(NamedTuple):
     max_prompt: int  # tokens
     max_new_tokens: int
     min_steps: int  # fewer step blocks lower the format score
+    stop_at_first_error: bool = False  # a verifier ends its judgements at the first INCORRECT
 
     def snippet(self, example: Example) -> str:
         """Python for the exported folder that samples from the model."""

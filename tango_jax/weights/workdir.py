@@ -46,7 +46,8 @@ def prompting_of(name: str, role: str, download: bool = False) -> Prompting | No
         config = read_config(Path(name).expanduser())
         own = config[role]
         # The template may be a file that is gone.
-        return Prompting(role, own.template, own.use_chat, own.max_prompt, own.max_response, config.task.min_steps)
+        return Prompting(role, own.template, own.use_chat, own.max_prompt, own.max_response, config.task.min_steps,
+                         own.stop_at_first_error)
     folder = resolve_folder(name)
     found = read_prompting(folder)
     return found if found is None or found.role == role else read_prompting(folder, role)

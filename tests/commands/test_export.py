@@ -19,8 +19,16 @@ from tango_jax.models.transformer import init_params
 from tango_jax.records import Problem
 from tango_jax.runtime import checkpoint
 from tango_jax.runtime.trees import flatten_names
+from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings, open_checkpoint_sampler
 from tango_jax.tasks.registry import make_task
-from tango_jax.text.templates import TEMPLATES, VERIFIER_MATH, generator_prompt, templates_digest, verifier_prompt
+from tango_jax.text.templates import (
+    FIRST_ERROR,
+    TEMPLATES,
+    VERIFIER_MATH,
+    generator_prompt,
+    templates_digest,
+    verifier_prompt,
+)
 from tango_jax.tracking.metrics import MetricsWriter
 from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.prompting import NO_EXAMPLE, Prompting, read_prompting
@@ -273,6 +281,7 @@ def test_one_policy_is_exported_with_the_prompts_of_both_roles(folder, tmp_path)
     config.verifier.adapter = "generator"
     config.generator.checkpoint = config.verifier.checkpoint = str(folder)
     config.generator.max_response, config.verifier.max_response = 50, 70
+    config.verifier.stop_at_first_error, config.verifier.template = True, FIRST_ERROR
     save_run(tmp_path / "run", config)
     for role in ("generator", "verifier"):
         out = export.export(tmp_path / "run", role, tmp_path / role)
@@ -281,6 +290,9 @@ def test_one_policy_is_exported_with_the_prompts_of_both_roles(folder, tmp_path)
             found = prompting_of(str(out), name)
             assert (found.role, found.max_new_tokens) == (name, config[name].max_response)
             assert found.template == TEMPLATES[name, config[name].template]
+            assert found.stop_at_first_error == (name == "verifier")
+            sampler = open_checkpoint_sampler(name, str(out), CheckpointSamplerSettings())
+            assert sampler.stops == (name == "verifier")
 
 
 @pytest.mark.parametrize("change, warning", [

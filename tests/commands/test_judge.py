@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from support.evaluation_cases import CLAIM, SILENT, small_tokenizer, verification
+from support.greedy_tokenizer import greedy_tokenizer
 from support.paths import ROWS
 from support.tiny_checkpoints import MODEL, tiny_params, write_tiny_folder
 from tango_jax import judge as command
@@ -19,7 +20,7 @@ from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
 from tango_jax.records import Rollout
 from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings, open_checkpoint_sampler
-from tango_jax.text.tokenizer import Tokenizer
+from tango_jax.text.templates import FIRST_ERROR
 
 STEPS = {"problem": "What is 3 + 4?", "steps": ["3 + 4 = 7", "so 8"], "label": 1}
 TAGGED = {"problem": "What is 5 - 2?", "solution": "<think><step>5 - 2 = 3</step></think><answer>\\boxed{3}</answer>"}
@@ -100,21 +101,6 @@ def test_a_marks_probability_is_the_softmax_of_a_plain_forward_pass(folder, scri
                               "correct_steps": [1.0, 0.0], "correct_verdict": 0.0}
 
 
-def greedy_tokenizer(*pieces: str) -> Tokenizer:
-    """The longest piece first; single characters else."""
-    known = [*pieces, *map(chr, range(32, 127))]
-
-    def encode(text):
-        ids = []
-        while text:
-            piece = max((one for one in known if text.startswith(one)), key=len)
-            ids.append(known.index(piece))
-            text = text[len(piece) :]
-        return ids
-
-    return Tokenizer(encode, tuple(one.encode() for one in known), (), (known.index(" "),))
-
-
 @pytest.mark.parametrize("spelled_by_character", [False, True])
 def test_words_are_compared_at_the_first_token_that_differs(spelled_by_character):
     """Here the brace belongs to the token of one word: {IN against {. A text in other tokens is read in these."""
@@ -160,6 +146,21 @@ def test_samples_have_means(folder, scripted):
     assert mean["correct_steps"][0] == 1.0 > mean["correct_steps"][1]
     np.testing.assert_allclose(mean["p_steps"], np.mean([one["p_steps"] for one in aligned], axis=0), atol=1e-6)
     np.testing.assert_allclose(mean["p_verdict"], np.mean([one["p_verdict"] for one in found]), atol=1e-6)
+
+
+def test_a_verifier_that_stops_at_the_first_error(folder, scripted):
+    """Steps that it does not reach are not judged, and have a mean only where all verifications reach them."""
+    scripted(verification("CORRECT", True, True), verification("INCORRECT", False))
+    settings = JudgeSettings(samples=8, sampler=dataclasses.replace(SMALL, template=FIRST_ERROR, max_prompt=1024))
+    [result] = judge_rows(as_rows(STEPS), folder, settings, SILENT)
+    found, mean = result["verifications"], result["mean"]
+    assert {tuple(one["judgements"]) for one in found} == {(True, True), (False, None)}
+    assert all(one["is_aligned"] for one in found)
+    stopped = [one for one in found if one["judgements"][0] is False]
+    assert all(0 < one["p_steps"][0] < 1 and one["p_steps"][1] is None for one in stopped)
+    np.testing.assert_allclose(mean["p_steps"][0], np.mean([one["p_steps"][0] for one in found]), atol=1e-6)
+    assert mean["p_steps"][1] is None
+    assert mean["correct_steps"] == [1 - len(stopped) / 8] * 2
 
 
 def without_probabilities(results):

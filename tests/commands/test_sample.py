@@ -57,11 +57,11 @@ def test_what_takes_a_while_is_said_on_standard_error(folder, capsys):
     ]
 
 
-def shown(solution, verification, question="What is 3 + 4?", tokenizers=None, **console) -> str:
+def shown(solution, verification, question="What is 3 + 4?", tokenizers=None, stops=False, **console) -> str:
     """What is printed about a question; a text that is None is cut off, after <think>."""
     stream, args = io.StringIO(), argparse.Namespace(seed=0, temperature=0.0, top_p=1.0, second_try=False)
     generator, verifier = (
-        scripted(tokenizer, lambda number, prompt, is_greedy, text=text: text, template)
+        scripted(tokenizer, lambda number, prompt, is_greedy, text=text: text, template, stops=stops)
         for tokenizer, text, template in zip(
             tokenizers or [small_tokenizer()] * 2, (solution, verification), (PROMPT, CLAIM), strict=True
         )
@@ -90,6 +90,14 @@ def test_what_does_not_count_is_said():
     assert "\n3 judgements for 2 steps: no step reward\n" in shown(SOLUTION, one_more)
     one_fewer = VERIFICATION.replace("\\boxed{INCORRECT}</step>", "</step>")
     assert "\nno judgement of step 2: no step reward\n" in shown(SOLUTION, one_fewer)
+
+
+def test_steps_after_the_first_error_are_not_missed_in_a_verifier_that_stops():
+    stopped = VERIFICATION.replace("CORRECT", "INCORRECT", 1)
+    stopped = stopped[: stopped.index("</step>") + 7] + stopped[stopped.index("</step_verification>") :]
+    assert "\n1 judgement for 2 steps: no step reward\n" in shown(SOLUTION, stopped)
+    out = shown(SOLUTION, stopped, stops=True)
+    assert "no step reward" not in out and out.count("INCORRECT\n") and "no judgement" in out
 
 
 def test_characters_that_a_tokenizer_does_not_know_are_named():

@@ -28,8 +28,9 @@ from tango_jax.data.problem_sets import load_problems
 from tango_jax.data.processbench import load_processbench
 from tango_jax.evaluation.command import grader_notes
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, PUBLISHED, comparable
+from tango_jax.evaluation.responses import scores_of
 from tango_jax.evaluation.sets import open_sets
-from tango_jax.evaluation.shards import GREEDY
+from tango_jax.evaluation.shards import GREEDY, JudgedRow, read_shard
 from tango_jax.loop.measure import fixed_pool
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.own_grader import load_grader
@@ -246,6 +247,38 @@ def test_processbench(tokenizer, tmp_path, monkeypatch, texts, f1, erroneous, co
     assert np.ptp(result.draws_J[np.isfinite(result.draws_J)]) > 0  # an F1 of 0 is not certain in an average, either
     rows = [json.loads(line) for line in (tmp_path / "rows/processbench_math.jsonl").read_text().splitlines()]
     assert [row["gold_first_wrong"] for row in rows] == LABELS and len(rows[0]["verifications"]) == votes
+
+
+@pytest.mark.parametrize("texts", [
+    [[(T, T, T)], [(T, F)], [(T, F)], [(F,)], [(F,)]],
+    [[(T, T, T), (F,), (T, T, T)], [(T, T, T), (T, F), (T, F)], [(F,), (T, F), (T,)],
+     [(), (T,), (T, T)], [(), (), ()]],
+])
+def test_a_verifier_that_stops_has_the_f1_of_one_that_goes_on(tokenizer, tmp_path, monkeypatch, texts):
+    """Steps after its first INCORRECT are not judged; the other one approves them."""
+    votes, counts, found = len(texts[0]), (3, 3, 2, 1, 3), []
+    whole = [[said + (True,) * (count - len(said)) * (False in said) for said in row]
+             for row, count in zip(texts, counts, strict=True)]
+    for stops, said in ((True, texts), (False, whole)):
+        verifier = judge(tokenizer, lambda number, _, vote, said=said: verification("CORRECT", *said[number][vote]),
+                         votes=votes, stops=stops)
+        settings = settings_of(tmp_path / str(stops), f"--votes={votes}", "--verifier=a/b", checkpoint=None,
+                               sets=f"processbench_math:{ROWS / 'processbench.jsonl'}")
+        found.append(figures(evaluate(monkeypatch, settings, None, verifier)["processbench_math"]))
+    assert found[0] == found[1] and found[0]["f1", 0] > 0
+
+
+def test_solutions_are_chosen_by_a_verifier_that_stops(tokenizer, tmp_path, monkeypatch):
+    """Its share of approved steps is that of the steps before its first error."""
+    generator = solver(tokenizer, lambda number, sample, prompt: tagged("5"))
+    verifier = judge(tokenizer, lambda number, sample, vote: verification("INCORRECT", True, False), 2, stops=True)
+    settings = settings_of(tmp_path / "out", "--samples=2", "--verifier=a/b", sets=two_problems(tmp_path))
+    evaluate(monkeypatch, settings, generator, verifier)
+    row = json.loads((tmp_path / "out/rows/gsm8k.jsonl").read_text().splitlines()[1])
+    [judged] = row["verifications"]
+    assert judged["judgements"] == [True, False, None] and judged["is_aligned"] and judged["first_wrong"] == 1
+    [stored] = read_shard(next((tmp_path / "out/parts/gsm8k").glob("judged-*")), JudgedRow)[:1]
+    assert scores_of([stored]) == {"verdict": 0.0, "steps": 1 / 3}
 
 
 def estimates(result) -> dict:

@@ -1,7 +1,7 @@
 """The parsers of model text: spans, answers, judgements, verdicts and format scores, on written cases."""
 import pytest
 
-from tango_jax.grading import parse_solution, parse_verification
+from tango_jax.grading import parse_solution, parse_verification, until_first_error
 
 THREE_STEPS = "<think>\n<step>a</step>\n<step>b</step>\n<step>c</step>\n</think>\n"
 
@@ -282,3 +282,37 @@ def test_a_verdict_that_a_block_quotes_is_not_the_verdict():
     assert parse_verification(section + own, 1).verdict == "CORRECT"
     assert parse_verification(own + section, 1).verdict == "CORRECT"  # out of order, but there
     assert parse_verification(section, 1).verdict == "INCORRECT"
+
+
+NOT_OK = r"\boxed{INCORRECT}"
+
+
+@pytest.mark.parametrize("blocks, num_steps, judgements, aligned, score", [
+    ((OK, NOT_OK), 4, (True, False, None, None), True, 1.0),
+    ((NOT_OK,), 1, (False,), True, 1.0),
+    ((OK, OK), 2, (True, True), True, 1.0),
+    # What comes after the first INCORRECT is not read: it costs format score, whatever it is.
+    ((OK, NOT_OK, OK), 3, (True, False, None), True, 0.2),
+    ((OK, NOT_OK, NOT_OK, OK), 3, (True, False, None), True, 0.2),
+    ((OK, NOT_OK, "no box"), 3, (True, False, None), True, 0.2),
+    # Without one, all steps are to be judged.
+    ((OK, OK), 3, (True, True), False, 0.2),
+    ((OK, OK, NOT_OK), 2, (True, True, False), False, 0.2),
+    # Not every step is judged up to there.
+    (("no box", NOT_OK), 2, (None, False), False, 0.2),
+    (("no box", NOT_OK), 3, (None, False), False, 0.2),
+    ((), 2, (), False, 0.2),
+])
+def test_a_verifier_that_stops_at_the_first_error(blocks, num_steps, judgements, aligned, score):
+    parsed = parse_verification(verification(*blocks, final=NOT_OK), num_steps, stops=True)
+    assert (parsed.judgements, parsed.aligned, parsed.format_score) == (judgements, aligned, score)
+    assert parsed.verdict == "INCORRECT" and len(parsed.blocks) == len(blocks)
+
+
+def test_a_verification_is_cut_after_its_first_error():
+    text = verification(OK, rf"wrong: {NOT_OK}", OK, NOT_OK, final=NOT_OK)
+    assert until_first_error(text) == verification(OK, rf"wrong: {NOT_OK}", final=NOT_OK)
+    for whole in (verification(OK, OK), verification(OK, NOT_OK), verification("?", OK), "", "<step_verification>"):
+        assert until_first_error(whole) == whole
+    lines = f"<step_verification>\n<step>{NOT_OK}</step>\n<step>{OK}</step>\n</step_verification>\n{FINAL}"
+    assert until_first_error(lines) == f"<step_verification>\n<step>{NOT_OK}</step>\n</step_verification>\n{FINAL}"

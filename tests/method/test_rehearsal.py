@@ -106,6 +106,10 @@ def test_what_a_turn_samples_and_trains_on(arm):
                                      {"train": 1}), "verifier": judge},
         "taught_verifier": {"generator": solve, "verifier": judge},
         "meta_judged": {"generator": solve, "verifier": ({**judge[0], "second_judgement": (8, 1)}, *judge[1:])},
+        "scored": {"generator": solve,
+                   "verifier": ({"generator": (4, 2), "verifier": (8, 2)}, (8, 1), {"verifier": 1})},
+        "scored_exact": {"generator": solve,
+                         "verifier": ({"generator": (4, 2), "verifier": (8, 1)}, (8, 1), {"verifier": 1})},
     }
     assert found == expected[arm]
 

@@ -1,5 +1,7 @@
 """The two published turns, worked by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -41,6 +43,55 @@ def test_the_generators_advantages_are_those_of_outcome_and_steps_each_normalise
                               "generator/step_rewarded_share": 1.0,
                               "generator/steps_approved": 9 / 16}
     assert lesson.memory is None
+
+
+def test_steps_are_rewarded_by_probabilities():
+    """Two verifications of each of two solutions; the last is misaligned, so it gives no step rewards."""
+    p_steps = [(0.75, 1.0), (0.5, 0.25), (0.25, 0.75), ()]
+    # What was written need not be the likelier word.
+    judged = [dataclasses.replace(verification(judgements=(True, False)), p_steps=p) for p in p_steps]
+    judged[3] = dataclasses.replace(judged[3], judgements=(True,), is_aligned=False)
+    config = settings(1, 2, alpha_schedule="none", alpha_initial=0.25, verifications_per_solution=2,
+                      step_reward="probability")
+    lesson = tango.solve(turn_of(config, "generator", {"generator": solutions(True, False), "verifier": judged}))
+    assert [one.of_steps for one in lesson.step_rewards] == [[(0.25, 0.5), (-0.25, 0.25)], [(0.0, -0.25), None]]
+    np.testing.assert_array_equal(lesson.step_rewards[0].y_BT, [[0, 0.5, 0, 1, 0], [0, -0.5, 0, 0.5, 0]])
+    # First verifications: 1/4 1/2 -1/4 1/4 with mean 3/16; second: 0 -1/4 with mean -1/8.
+    first = np.array([1, 5, -7, 1]) / 16
+    first, second = first / np.std(first, ddof=1), np.sqrt(np.array([0.5, 0.5])) * [1, -1]
+    a, b = first[:2], first[2:]
+    expected = [[(a.sum() + second.sum()) / 2] * 2 + [(a[1] + second[1]) / 2] * 2 + [0],
+                [b.sum() / 2] * 2 + [b[1] / 2] * 2 + [0]]
+    np.testing.assert_allclose(lesson.terms["steps"][1], expected, rtol=1e-4, atol=1e-6)
+    # P(CORRECT) is above one half in 3 of the 6 rewarded steps; the reward's mean is over verifications and solutions.
+    assert lesson.metrics["generator/steps_approved"] == 3 / 6
+    assert lesson.metrics["generator/reward/step"] == pytest.approx((0.75 + 0 - 0.25 + 0) / 4)
+
+
+def test_steps_after_the_first_error_have_no_reward():
+    """A verifier that stopped at the first of two steps, and one that approved both."""
+    judged = [verification("INCORRECT", (False, None)), verification(judgements=(True, True))]
+    config = settings(1, 2, alpha_schedule="none", alpha_initial=0.25)
+    lesson = tango.solve(turn_of(config, "generator", {"generator": solutions(False, True), "verifier": judged}))
+    [steps] = lesson.step_rewards
+    assert steps.of_steps == [(-0.5, None), (0.5, 0.5)] and steps.y_BT is None
+    # Elements -1/2, 1/2, 1/2 with mean 1/6 and deviation 1/sqrt(3); tokens after the error get 0.
+    np.testing.assert_allclose(lesson.terms["steps"][1] / np.sqrt(3), [
+        [-2 / 3, -2 / 3, 0, 0, 0], [2 / 3, 2 / 3, 1 / 3, 1 / 3, 0]], rtol=1e-4, atol=1e-6)
+    assert lesson.metrics["generator/steps_approved"] == pytest.approx(2 / 3)  # of three steps with a reward
+    config.generator.loss.step_norm = "first_error"
+    lesson = tango.solve(turn_of(config, "generator", {"generator": solutions(False, True), "verifier": judged}))
+    # Shares of all steps before the error: 0 and 1, with mean 1/2 and deviation 1/sqrt(2).
+    np.testing.assert_allclose(lesson.terms["steps"][1] / np.sqrt(2), [
+        [-1, -1, 0, 0, 0], [0.5, 0.5, 0.5, 0.5, 0]], rtol=1e-4, atol=1e-6)
+
+
+def test_probabilities_of_an_own_verification_must_be_given():
+    config = settings(1, 1, step_reward="probability")
+    said = {"generator": solutions(True), "verifier": [verification(judgements=(True, True))]}
+    t = turn_of(config, "generator", said)
+    with pytest.raises(ValueError, match=r"needs P\(CORRECT\) of each judgement, and a verification has 0 of 2"):
+        tango.solve(t)
 
 
 def test_the_verifiers_rare_grades_weigh_more():

@@ -54,10 +54,26 @@ def test_practice_tells_what_to_expect_of_right_solutions():
 def test_evidence_fades():
     turn = np.array([True, True, False, False]), np.array([3, 4, 5, 6]), np.array([1, 0, 0, 2])
     evidence = Evidence().after_solving(*turn).after_solving(*turn)
-    assert evidence == pytest.approx(tuple((1 + DECAY) * count for count in (7, 1, 2, 1, 0, 0, 0, 0, 0)))
+    assert evidence == pytest.approx(tuple((1 + DECAY) * count for count in (7, 1, 2, 1, 0, 0, 0, 0, 0, 0)))
     practised = evidence.after_practice(*turn).after_practice(*turn)
     assert practised[:4] == evidence[:4]
-    assert practised[4:] == pytest.approx(tuple((1 + PRACTICE_DECAY) * count for count in (7, 1, 2, 1, 2)))
+    assert practised[4:] == pytest.approx(tuple((1 + PRACTICE_DECAY) * count for count in (7, 1, 2, 1, 2, 0)))
+
+
+def test_of_a_verifier_that_stops_judged_steps_are_the_evidence():
+    """Right solutions of 4 steps: one is accepted, of one step 2 is rejected, and the others are not judged. Wrong ones
+    of 4 steps, one of which is accepted."""
+    said = [(True,) * 4, (True, False, None, None), (False, None, None, None), (True,) * 4]
+    turn = [np.array([True, True, False, False])]
+    records = [dataclasses.replace(verification(judgements=one), of=solution(right, steps=("s",) * 4))
+               for one, right in zip(said, turn[0], strict=True)]
+    verdicts = trust._verdicts(records)
+    np.testing.assert_array_equal(verdicts, [turn[0], [4, 2, 1, 4], [0, 1, 1, 0], [0, 2, 3, 0]])
+    evidence = Evidence().after_practice(*verdicts)
+    # One of six judged steps is rejected, and a right solution has four steps.
+    assert evidence.practised_rates()[0] == pytest.approx((5 / 6) ** 4)
+    assert Evidence().after_solving(*verdicts[:3])[:4] == (6.0, 1.0, 2.0, 1.0)
+    assert Evidence(*evidence[:9]).practised_rates()[0] == pytest.approx((5 / 6) ** 3)  # as an earlier run stored it
 
 
 def test_the_warm_up_is_done_once_the_verifiers_own_turns_say_so():
@@ -280,7 +296,7 @@ def test_evidence_is_of_all_that_was_sampled_and_not_of_what_dynamic_sampling_ch
                 {"generator": solutions, "verifier": said}, phase="warmup")
     lesson = trust.remembering(tango.judge)(t)
     evidence = Evidence(*lesson.memory.evidence)
-    assert evidence[4:] == (80.0, 4.0, 80.0, 4.0, 80.0)
+    assert evidence[4:] == (80.0, 4.0, 80.0, 4.0, 80.0, 0.0)
     assert evidence.practised_rates() == pytest.approx((0.95, (4.5 / 81) + math.sqrt(4.5 / 81 * (1 - 4.5 / 81) / 81)))
     # Of the 40 that are trained on, 8 judge right solutions and have a signal, of which 4 reject.
     chosen = [one for one in lesson.responses if one.of.is_correct]

@@ -159,6 +159,25 @@ def test_unknown_kl_lists_the_choices():
         losses.kl_BT(LOGP_1T, OLD_1T, "k4")
 
 
+def test_the_kl_of_a_choice_between_two_words_by_hand():
+    """0.8 log(0.8 / 0.5) + 0.2 log(0.2 / 0.5) = 0.19274; in log p, its derivative is p times the
+    difference of both logarithms."""
+    logp_BT, ref_BT = jnp.log(jnp.array([[0.8, 0.5]])), jnp.log(jnp.array([[0.5, 0.5]]))
+    np.testing.assert_allclose(losses.two_word_kl_BT(logp_BT, ref_BT), [[0.192745, 0.0]], rtol=1e-5, atol=1e-7)
+    own, reference = jax.grad(lambda *args: losses.two_word_kl_BT(*args)[0, 0], argnums=(0, 1))(logp_BT, ref_BT)
+    np.testing.assert_allclose(own, [[0.8 * np.log(4.0), 0.0]], rtol=1e-5)
+    np.testing.assert_array_equal(reference, 0.0)
+
+
+def test_a_word_that_is_certain_has_a_finite_kl():
+    for logit in (-200.0, 40.0, 200.0):
+        def loss(x):
+            return losses.two_word_kl_BT(jax.nn.log_sigmoid(x), jnp.log(jnp.full((1, 1), 0.5)))[0, 0]
+
+        value, gradient = jax.value_and_grad(loss)(jnp.full((1, 1), logit))
+        assert value == pytest.approx(np.log(2), rel=1e-5) and np.isfinite(gradient).all()
+
+
 def test_truncated_importance_weights():
     old_BT, sampler_BT = jnp.array([[-1.0, -1.0, 0.0]]), jnp.array([[-1.0 - LN2, -1.0 + LN2, -200.0]])
     # exp(ln 2) = 2;  exp(-ln 2) = 1/2;  exp(200) is beyond float32 and capped

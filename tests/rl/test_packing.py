@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from support.update_cases import tiny_role
-from tango_jax.rl.packing import PackShape, TrainSequence, pack, pack_shape
+from tango_jax.records import Rollout
+from tango_jax.rl.packing import PackShape, TrainSequence, action_mask, pack, pack_shape, scored_pack_shape
 from tango_jax.rl.rows import MAX_SEGMENTS, assign_groups, assign_rows
 
 
@@ -17,6 +18,22 @@ def test_pack_shape_of_a_role():
     assert pack_shape(config) == PackShape(row_length=40, rows=2, prompts=2, prompt_buckets=(4, 8))
     config.pack_length, config.prompts_per_micro_batch = 0, 0
     assert pack_shape(config) == PackShape(row_length=14, rows=2, prompt_buckets=(4, 8), joins_prompts=True)
+
+
+def test_texts_that_are_scored_are_packed_whole_with_the_other_word_of_each_mark():
+    config = tiny_role()
+    assert scored_pack_shape(config) == PackShape(row_length=14, rows=2)
+    config.pack_length = 30
+    assert scored_pack_shape(config) == PackShape(row_length=30, rows=2)
+    marks = TrainSequence([5, 6], np.array([7, 8, 9], np.int32), np.array([0, 0.5, 0], np.float32), 2.0, -0.5,
+                          other=np.array([-1, 4, -1], np.int32))
+    batch = pack([marks, marks], PackShape(row_length=11, rows=1), 3, has_others=True)
+    assert batch.token_NZRT[0, 0, 0].tolist() == [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 0]
+    assert batch.other_NZRT[0, 0, 0].tolist() == [0, 0, 0, 4, 0, 0, 0, 0, 4, 0, 0]
+    assert np.flatnonzero(batch.is_action_NZRT[0, 0, 0]).tolist() == [3, 8]
+    assert pack([marks], PackShape(row_length=11, rows=1), 3).other_NZRT is None
+    rollout = Rollout((np.array([7, 8, 9]),), (np.zeros(3),), np.zeros(1, bool), 0, 0, (np.array([-1, 4, -1]),))
+    assert action_mask(config, rollout).tolist() == [[False, True, False, False, False, False]]
 
 
 def test_assign_rows_first_fit_decreasing():

@@ -4,7 +4,7 @@ import pytest
 
 from tango_jax.config import default_config
 from tango_jax.rl.algorithms import algorithm_of
-from tango_jax.rl.rewards import generator_outcome_reward_B, step_reward_BT, verifier_reward_B
+from tango_jax.rl.rewards import generator_outcome_reward_B, lowest_y_BT, step_reward_BT, verifier_reward_B
 
 
 def test_step_reward_is_y_over_K_at_the_step_ends():
@@ -47,6 +47,17 @@ def test_two_steps_that_end_in_one_token_add_up():
     # K = 3: 1/3 + 1/3 at token 1, -1/3 at token 2.
     np.testing.assert_allclose(reward_BT, [[0.0, 0.6666667, -0.3333333]], rtol=1e-6)
     assert is_step_end_BT.sum() == 2
+
+
+def test_a_float_is_y_and_a_step_that_is_not_judged_counts_in_K():
+    labels, ends = [(0.5, -0.25, float("nan"), float("nan"))], [[0, 2, 3, 5]]
+    reward_BT, is_step_end_BT = step_reward_BT(labels, ends, num_tokens=6)
+    np.testing.assert_array_equal(reward_BT, np.float32([[0.125, 0, -0.0625, 0, 0, 0]]))
+    np.testing.assert_array_equal(is_step_end_BT, [[True, False, True, False, False, False]])
+    np.testing.assert_array_equal(lowest_y_BT(labels, ends, 6), np.float32([[0.5, 0, -0.25, 0, 0, 0]]))
+    # Of two steps that end in one token, the lower y; a probability of one half is an element, too.
+    np.testing.assert_array_equal(lowest_y_BT([(0.5, -0.25, 0.0)], [[1, 1, 2]], 3), np.float32([[0, -0.25, 0]]))
+    assert step_reward_BT([(0.5, -0.25, 0.0)], [[1, 1, 2]], 3)[1].tolist() == [[False, True, True]]
 
 
 def test_step_reward_rejects_rows_that_do_not_match():

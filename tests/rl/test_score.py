@@ -57,3 +57,28 @@ def test_entropies_equal_a_plain_sum(data, plain):
     entropy_NZRT = np.stack([entropy_BT(PARAMS, batch, np.int32(n)) for n in range(3)])[:, None]
     expected = -(np.exp(plain[0]) * plain[0]).sum(-1)[IS_ACTION_BN]
     np.testing.assert_allclose(in_order(batch, entropy_NZRT), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [0, 5])
+def test_a_choice_between_two_words_is_scored_by_their_logits_alone(data, plain, chunk):
+    batch = make_batch(data | {"adv": by_response(np.arange(TOKENS))})
+    other_NZRT = (batch.token_NZRT * 3 + 1) % MODEL.vocab_size
+    batch = batch.replace(other_NZRT=other_NZRT)
+
+    @jax.jit
+    def both(params, batch, index):
+        return token_logps(MODEL, params, micro_batch(batch, index), TEMPERATURE, chunk=chunk)
+
+    scored = [both(PARAMS, batch, np.int32(n)) for n in range(3)]
+    logp, entropy = (in_order(batch, np.stack([one[part] for one in scored])[:, None]) for part in (0, 1))
+    of_words = plain[0][IS_ACTION_BN]
+    place = np.arange(TOKENS)
+    chosen, other = (of_words[place, in_order(batch, token)] for token in (batch.token_NZRT, other_NZRT))
+    p = np.exp(chosen) / (np.exp(chosen) + np.exp(other))
+    np.testing.assert_allclose(logp, np.log(p), rtol=1e-4, atol=1e-5)
+    is_two = in_order(batch, batch.token_NZRT) != in_order(batch, other_NZRT)
+    expected = -(p * np.log(p) + (1 - p) * np.log1p(-p))
+    assert is_two.sum() > 15
+    np.testing.assert_allclose(entropy[is_two], expected[is_two], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(score_fn(chunk)(PARAMS, batch))[batch.is_action_NZRT],
+                               np.stack([one[0] for one in scored])[:, None][batch.is_action_NZRT], rtol=1e-5)

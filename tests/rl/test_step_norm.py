@@ -32,7 +32,8 @@ def advantage(form: str, *labels, algorithm="grpo", right=None, group_size=None,
     is_right_B = np.array(right if right is not None else [True] * len(labels))
     compared = (ALGORITHMS[algorithm].baseline_fn, not ALGORITHMS[algorithm].compares_groups_alone)
     return step_advantage_BT(
-        form, *compared, reward_BT, is_end_BT, is_right_B, is_action_BT, group_size or len(labels), loss
+        form, *compared, np.sign(reward_BT), is_end_BT, is_end_BT.sum(axis=1), is_right_B, is_action_BT,
+        group_size or len(labels), loss
     )
 
 
@@ -134,9 +135,39 @@ def test_steps_that_end_in_one_token_count_as_one():
     loss = default_config().generator.loss
     baseline_fn = ALGORITHMS["grpo"].baseline_fn
     adv_BT = step_advantage_BT(
-        "solutions", baseline_fn, False, reward_BT, is_end_BT, np.ones(2, bool), is_action_BT, 2, loss
+        "solutions", baseline_fn, False, reward_BT, is_end_BT, np.ones(2, int), np.ones(2, bool), is_action_BT, 2, loss
     )
     np.testing.assert_allclose(adv_BT[:, 0], [-0.70711, 0.70711], atol=1e-5)
+
+
+def soft(form: str, y_BT: list, num_steps: list[int]) -> np.ndarray:
+    """One token a step; NaN: it ends no step that is judged."""
+    y_BT, loss = np.array(y_BT), default_config().generator.loss
+    ends_BT, B = ~np.isnan(y_BT), len(y_BT)
+    return step_advantage_BT(form, ALGORITHMS["grpo"].baseline_fn, False, np.nan_to_num(y_BT), ends_BT,
+                             np.array(num_steps), np.ones(B, bool), np.ones(y_BT.shape, bool), B, loss)
+
+
+def test_probabilities_are_compared_as_they_are():
+    # s = (0.25, -0.25): m = 0, d = 0.35355. The steps give 0.75/2, -0.25/2 and twice -0.25/2.
+    adv_BT = soft("solutions", [[0.75, -0.25], [-0.25, -0.25]], [2, 2])
+    np.testing.assert_allclose(adv_BT * 0.35355, [[0.25, -0.125], [-0.25, -0.125]], atol=1e-5)
+    # The lowest are (-0.25, 0.75): m = 0.25, d = 0.70711.
+    adv_BT = soft("minimum", [[-0.25, 0.75], [0.75, 1.0]], [2, 2])
+    np.testing.assert_allclose(adv_BT * 0.70711, [[-0.5, 0.5], [0.5, 0.75]], atol=1e-5)
+
+
+def test_steps_that_are_not_judged_get_nothing():
+    """The first verification stops at step 2 of 4, the other approves both steps of another solution."""
+    none = np.nan
+    stopped, whole = [1, -1, none, none], [1, 1, none, none]
+    # Of the judged steps: s = (0, 1), m = 1/2, d = 0.70711.
+    adv_BT = soft("solutions", [stopped, whole], [4, 2])
+    np.testing.assert_allclose(adv_BT * 0.70711, [[-0.5, -0.75, 0, 0], [0.5, 0.25, 0, 0]], atol=1e-5)
+    # The share of right steps before the error is of all four: s = (1/4, 1), as if the others had been judged.
+    adv_BT = soft("first_error", [stopped, whole], [4, 2])
+    np.testing.assert_array_equal(adv_BT, soft("first_error", [[1, -1, 1, -1], whole], [4, 2]))
+    np.testing.assert_allclose(adv_BT[0, 1:] * 0.53033, [-1, 0, 0], atol=1e-5)
 
 
 def test_correlation_with_the_number_of_steps_is_within_groups():

@@ -51,7 +51,8 @@ def settings_of(out, *flags, sets, checkpoint="a/b"):
     return parse_settings("", [*named, f"--sets={sets}", f"--out={out}", *flags])
 
 
-def scripted(tokenizer, text_fn, template=PROMPT, max_prompt=100_000, calls=None, rows=64) -> CheckpointSampler:
+def scripted(tokenizer, text_fn, template=PROMPT, max_prompt=100_000, calls=None, rows=64,
+             stops=False) -> CheckpointSampler:
     """A sampler that returns text_fn(row number, prompt text, is greedy); a text that is None is cut off."""
 
     def sample(weights, request):
@@ -66,7 +67,7 @@ def scripted(tokenizer, text_fn, template=PROMPT, max_prompt=100_000, calls=None
 
     source = SimpleNamespace(name="a model", tokenizer=tokenizer, load_params=lambda shardings: {})
     sampler = SimpleNamespace(layout=lambda params: params, sample=sample)
-    return CheckpointSampler(source, sampler, None, template, max_prompt, 3, rows)
+    return CheckpointSampler(source, sampler, None, template, max_prompt, 3, rows, stops=stops)
 
 
 def solver(tokenizer, text_fn, **settings) -> CheckpointSampler:

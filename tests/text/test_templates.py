@@ -3,8 +3,9 @@
 import pytest
 
 from support.letters import LETTERS
+from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.records import Problem
-from tango_jax.text.templates import TEMPLATES, generator_prompt, load_template, verifier_prompt
+from tango_jax.text.templates import FIRST_ERROR, TEMPLATES, generator_prompt, load_template, verifier_prompt
 from tango_jax.text.tokenizer import Tokenizer
 
 NASTY = [
@@ -116,6 +117,18 @@ def test_template_given_as_its_text():
 
 @pytest.mark.parametrize("role", ["generator", "verifier"])
 def test_an_unknown_template_lists_the_known_ones(role):
-    known = "math, plain, last_letter"
+    known = {"generator": "math, plain, last_letter", "verifier": "math, math_first_error, plain, last_letter"}[role]
     with pytest.raises(ValueError, match=rf"{role}\.template='maths' is neither one of {known} nor a file"):
         load_template(role, "maths")
+
+
+def test_a_verifier_that_stops_is_asked_to():
+    """The two templates differ in this alone; in the new one's example, step 3 of 3 is not judged."""
+    each, first = (load_template("verifier", name) for name in ("math", FIRST_ERROR))
+    assert "Stop at the first step that is wrong" in first and "Stop at" not in each
+    example = first[first.index("Example.") : first.index("Problem:\n")]
+    solution, text = example.split("Verification:\n")
+    assert len(parse_solution(solution).steps) == 3
+    parsed = parse_verification(text, 3, stops=True)
+    assert parsed.judgements == (True, False, None) and parsed.format_score == 1.0
+    assert each[each.index("Verification:\n") :] == first[first.index("Verification:\n") :]

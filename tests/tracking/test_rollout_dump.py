@@ -245,6 +245,16 @@ def test_an_arm_without_verifier_has_lines_without_verifications():
                                 "terms": [{"name": "outcome", "weight": 1.0, "runs": [[6, -0.7071]]}]}
 
 
+def test_probabilities_of_steps_are_kept_where_they_are_the_reward():
+    said = dataclasses.replace(verification(), p_steps=(0.75, None))
+    soft = steps_of((0.25, None), None)._replace(y_BT=np.zeros((2, 7), np.float32))
+    one = generator_result([said, verification()])
+    one = dataclasses.replace(one, lesson=dataclasses.replace(one.lesson, step_rewards=[soft]))
+    first, second = turn_rows(config_of(), Place(0, "generator", "generator", 0), one)
+    assert first["verifications"][0]["p_steps"] == [0.75, None] and "p_steps" not in second["verifications"][0]
+    assert first["step_rewards"] == [[0.25, None]] and first["step_formula"] == "(2 P(CORRECT) − 1) / K, K = 2"
+
+
 def test_the_kinds_of_steps_are_kept_where_the_task_names_them():
     result = verifier_result()
     rows = turn_rows(config_of(), Place(11, "verifier", "verifier", 3), result,

@@ -63,9 +63,29 @@ def test_verifier_scores():
         "outcome_balanced_accuracy": 1 / 2,
         "step_f1_correct": 6 / 7, "step_f1_incorrect": 1 / 2, "step_f1": 19 / 28, "step_balanced_accuracy": 5 / 8,
         "rate_correct": 1 / 4, "rate_invalid": 1 / 4, "rate_misaligned": 1 / 4, "format": 0.55,
+        "first_error_f1": 1 / 2,  # found in one of two with a wrong step; one of two without is accepted
         "right_verdict_wrong_steps": 1 / 2,  # of the first two, whose verdicts are right
         "accept_gap": 1 / 2,  # one of two right solutions has no rejected step; the only wrong one that is judged has
     })
+
+
+def test_a_verifier_that_stops_is_compared_by_its_first_error():
+    """The first verifier stops where the second judges on: they have the same first error, and not the same step F1."""
+    solutions = [solution(False, (T, F, T)), solution(False, (T, F, F)), solution(True, (T, T, T)),
+                 solution(True, (T,))]
+    stops = [(T, F, None), (F, None, None), (T, T, T), (F,)]
+    goes_on = [(T, F, T), (F, F, T), (T, T, T), (F,)]
+    first, second = (verifier_scores(solutions, [verification("INCORRECT", one) for one in said])
+                     for said in (stops, goes_on))
+    assert first["first_error_f1"] == second["first_error_f1"] == 1 / 2
+    # Steps T F None | F None None | T T T | F of T F T | T F F | T T T | T: correct 4 hits, 4 claimed, 7 present;
+    # incorrect 1 hit, 3 claimed, 3 present.
+    assert first["step_f1"] == pytest.approx((8 / 11 + 2 / 6) / 2)
+    # Steps T F T | F F T | T T T | F: correct 5 hits, 6 claimed, 7 present; incorrect 2 hits, 4 claimed, 3 present.
+    assert second["step_f1"] == pytest.approx((10 / 13 + 4 / 7) / 2)
+    # Of two right verdicts (the first two solutions are wrong), one has a step that is judged wrongly.
+    assert first["right_verdict_wrong_steps"] == 1 / 2 and first["accept_gap"] == 1 / 2
+    assert "first_error_f1" not in verifier_scores(solutions[:2], [verification("CORRECT", (T, F, None))] * 2)
 
 
 def test_a_misaligned_verification_of_no_steps_adds_nothing():

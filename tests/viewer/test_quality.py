@@ -31,6 +31,11 @@ def test_a_misaligned_verification_judges_no_step_and_an_evaluation_is_not_count
     assert quality.judged(rollout("verifier")) == [judged._replace(role="verifier")]
     assert quality.judged(rollout(is_aligned=False)) == [judged._replace(judgements=(N, N))]
     assert quality.judged(rollout("evaluation")) == []
+    stopped = rollout()
+    stopped["verifications"][0]["judgements"] = [F, N]
+    assert quality.judged(stopped) == [judged._replace(judgements=(F, quality.STOPPED))]
+    [_, steps] = quality.confusion_tables(quality.judged(stopped))
+    assert [cell["name"] for cell in steps["rows"][0]["cells"]] == [*quality.SAID.values(), quality.STOPPED]
 
 
 MADE = items((1, "CORRECT", (T,), (T,)), (1, "CORRECT", (T,), (F,)), (2, "INVALID", (N,), (F,)),

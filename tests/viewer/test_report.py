@@ -398,6 +398,8 @@ OTHER_FIELDS = {"role": "generator", "row": 0, "group": 0, "advantage": None, "r
     ({"judgements": (T, T)}, {"misjudged", "wrong_steps"}),
     ({"judgements": (T, T), "verdict": "INCORRECT"}, {"misjudged", "false_reject"}),
     ({"judgements": (T, T), "gold": None}, set()),
+    ({"judgements": (F, None), "gold": (F, T), "is_correct": False, "verdict": "INCORRECT"}, set()),  # it stopped
+    ({"judgements": (F, None), "verdict": "INCORRECT"}, {"misjudged", "false_reject"}),
     ({"cut": (True, False)}, {"truncated"}),
     ({"cut": (False, True), "is_correct": False}, {"truncated", "false_accept"}),
 ])
