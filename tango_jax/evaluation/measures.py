@@ -22,7 +22,7 @@ from tango_jax.tracking.intervals import (
     paired_differences,
     resample,
 )
-from tango_jax.tracking.scores import VERDICTS, class_counts, generator_scores, verifier_scores
+from tango_jax.tracking.scores import VERDICTS, class_counts, first_false, generator_scores, verifier_scores
 
 AVERAGE = "average"
 VERIFIER = (
@@ -181,18 +181,23 @@ def _verifier(
     """The scores of `scores.py` over all votes. `numbers`: the problem of each solution."""
     owners = [solution for solution, rows in zip(solutions, votes, strict=True) for _ in rows]
     scores = verifier_scores(owners, [as_verification(row) for rows in votes for row in rows])
-    outcome, steps = [], []
+    outcome, steps, first_errors = [], [], []
     for solution, rows in zip(solutions, votes, strict=True):
         outcome.append(class_counts([VERDICTS[row.verdict] for row in rows], [solution.is_correct] * len(rows)))
         if solution.gold_steps is not None:
             judged = [mark for row in rows
                       for mark in (row.judgements if row.is_aligned else [None] * len(solution.steps))]
             steps.append(class_counts(judged, list(solution.gold_steps) * len(rows)))
-    counts, metrics = {"verifier_outcome_f1": outcome, "verifier_step_f1": steps}, []
+            label = first_false(solution.gold_steps)
+            label = NO_ERROR if label is None else label
+            first_errors.append(_first_error_columns([label] * len(rows), [[row] for row in rows]).sum(axis=0))
+    counts = {"verifier_outcome_f1": (outcome, _macro_f1), "verifier_step_f1": (steps, _macro_f1),
+              "verifier_first_error_f1": (first_errors, _first_error_f1)}
+    metrics = []
     for name in VERIFIER:
         score = scores.get(name.removeprefix("verifier_"))
         if score is not None and name in counts:
-            estimate = estimate_from_sums(_by_problem(numbers, counts[name]), _macro_f1)
+            estimate = estimate_from_sums(_by_problem(numbers, counts[name][0]), counts[name][1])
             metrics.append(Metric(set_name, name, 0, len(owners), estimate))
         elif score is not None:
             metrics.append(_without_interval(set_name, name, len(owners), score))

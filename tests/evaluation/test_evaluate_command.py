@@ -346,6 +346,7 @@ def test_synthetic_tasks_have_gold_steps(tokenizer, tmp_path, monkeypatch, name_
         labels = [label for marks in gold.values() for label in marks]
         trusting = sum(labels) / (sum(labels) + len(labels))  # F1 of correct 2h/(claimed + present), of incorrect 0
         assert found["verifier_step_f1", 0] == pytest.approx(trusting if step_f1 is None else step_f1)
+        assert found["verifier_first_error_f1", 0] == (1.0 if knows else 0.0)  # it finds all first errors, or none
         assert 0 < sum(labels) < len(labels)
 
 
