@@ -87,6 +87,7 @@ class Verification:
     token_ends: Sequence[int] = dataclasses.field(default=(), hash=False)  # as of a Solution
     is_truncated: bool = False
     of: Any = None  # what it judges: a Solution; of a second judgement, a Verification
+    p_steps: tuple[float | None, ...] = ()  # P(CORRECT) of each judgement, where it is known
 
 
 def problem_of(record: Any) -> Problem:

@@ -30,8 +30,10 @@ def compile_run(context: RunContext, start: dict, progress: Stage, preemption: h
             for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt) if role in rehearsals else ():
                 _compile_update(ahead, policy, bucket, rehearsals[role])
             weights = policy.sampler.layout(start[role])
-            # One response to a prompt: greedy evaluations.
-            policy.sampler.driver.compile_ahead(ahead, weights, {1, *context.method.samples_of(role)})
+            if policy.model_config.score_head:
+                policy.reader.compile_ahead(ahead, weights)
+            else:  # one response to a prompt: greedy evaluations
+                policy.sampler.driver.compile_ahead(ahead, weights, {1, *context.method.samples_of(role)})
         preemption.check()
         first_not_finite(split(start[role])[0])  # runs before every save
         progress.advance(phase=phase)

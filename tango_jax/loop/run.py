@@ -34,7 +34,7 @@ from tango_jax.loop.resume import (
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.loop.turn import RunContext, check_alike, run_turn
 from tango_jax.method.load import Method, check_task, load_method
-from tango_jax.method.own_arm import make_schedule, shares_policy
+from tango_jax.method.own_arm import check_fixed, make_schedule, shares_policy
 from tango_jax.method.trust import turns_done
 from tango_jax.records import Solution, States
 from tango_jax.rl.policy import Policy, make_policies
@@ -150,7 +150,8 @@ def run_stages(
 
 
 def rehearsed(config: ConfigDict, policies: dict[str, Policy]) -> tuple[Method, Task]:
-    """Each tried with the other. Raises as `make_task` and `load_method`."""
+    """Each tried with the other. Raises as `make_task`, `load_method` and `check_fixed`."""
+    check_fixed(config, policies["verifier"].model_config.score_head)
     method = load_method(config)
     further = {role: method.further_prompts(role) for role in ROLES}
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()}, further)

@@ -12,7 +12,7 @@ from tango_jax.records import Problem, Rollout, Solution, Verification, problem_
 from tango_jax.rl.policy import Policy
 from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import Prompt, prompt_ids
-from tango_jax.text.templates import PromptTooLong
+from tango_jax.text.templates import PromptTooLong, judged_by_scores
 from tango_jax.text.tokenizer import Tokenizer, token_of_character
 
 
@@ -82,6 +82,12 @@ def make_verification(judged: Any, text: str, ends: Sequence[int], is_truncated:
     )
 
 
+def scored_verification(solution: Solution, p_steps: Sequence[float]) -> Verification:
+    """The judgements of a process reward model, which writes nothing: the text is made of its probabilities."""
+    made = make_verification(solution, judged_by_scores(p_steps, len(solution.steps)), (), is_truncated=False)
+    return dataclasses.replace(made, p_steps=tuple(p_steps))
+
+
 def rollout_metrics(name: str, rollout: Rollout) -> dict[str, float]:
     length_B = np.array([len(tokens) for tokens in rollout.tokens])
     return {
@@ -89,5 +95,5 @@ def rollout_metrics(name: str, rollout: Rollout) -> dict[str, float]:
         f"{name}/length_max": length_B.max(),
         f"{name}/truncation_rate": rollout.is_truncated_B.mean(),
         f"{name}/tokens_sampled": length_B.sum(),
-        f"{name}/decode_waste": 1.0 - length_B.sum() / rollout.row_steps,
+        f"{name}/decode_waste": 1.0 - length_B.sum() / rollout.row_steps if rollout.row_steps else 0.0,
     }

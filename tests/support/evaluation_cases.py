@@ -64,7 +64,8 @@ def scripted(tokenizer, text_fn, template=PROMPT, max_prompt=100_000, calls=None
         ids = tuple(np.array(tokenizer.encode_response(text or "<think>")) for text in texts)
         return Rollout(ids, ids, np.array([text is None for text in texts]), 1, len(texts))
 
-    source = SimpleNamespace(name="a model", tokenizer=tokenizer, load_params=lambda shardings: {})
+    source = SimpleNamespace(name="a model", tokenizer=tokenizer, load_params=lambda shardings: {},
+                             model_config=SimpleNamespace(score_head=""))
     sampler = SimpleNamespace(layout=lambda params: params, sample=sample)
     return CheckpointSampler(source, sampler, None, template, max_prompt, 3, rows)
 
