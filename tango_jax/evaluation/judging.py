@@ -178,7 +178,7 @@ def _judge_by_scores(
 ) -> list[dict[str, Any]]:
     """By a process reward model: one verification. Its verdict is that of the step with the lowest probability."""
     verifications = []
-    for claim, found in zip(claims, score_solutions(sampler, [claim.solution for claim in claims]), strict=True):
+    for found in score_solutions(sampler, [claim.solution for claim in claims]):
         p_steps = [round(p, _DIGITS) for p in found.p_steps]
         verifications.append({
             "judgements": list(found.judgements), "p_steps": p_steps, "verdict": found.verdict,

@@ -77,7 +77,11 @@ def _reshard(job: Job, programs: dict[str, Program], role: str) -> Phase:
 
 def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
     """The fullest of: the prompts' pass, the steps in each cache bucket, and copying a cache to another, by layer."""
-    prefill, decode = programs[f"{role}/prefill"], programs[f"{role}/decode"]
+    prefill = programs[f"{role}/prefill"]
+    if job.policies[role].model_config.score_head:
+        phase = resident(job, f"{role}/sample")._replace(weights=device_bytes(job.policies[role].sampling.weights))
+        return phase._replace(temporaries=prefill.added, error=prefill.error)
+    decode = programs[f"{role}/decode"]
     shapes = job.policies[role].sampling
     caches = [device_bytes((state.k, state.v) if isinstance(state, SlotState) else (state.prefix, state.suffix))
               for state in shapes.states]

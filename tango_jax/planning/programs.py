@@ -43,13 +43,14 @@ def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
         start = with_shardings(jax.eval_shape(sft.init, np.zeros((2,), np.uint32)), sft.shardings)
         return sft.update.lower(start, shapes.stage_one, shapes.base if policy.trains_adapters else {})
 
-    functions = {
-        "layout": lambda: sampler.layout_fn.lower(shapes.weights),
-        "prefill": lambda: sampler.driver.prefill_fn.lower(*sampling.prefill),
-        "decode": lambda: sampler.driver.decode_fn.lower(
+    functions = {"layout": lambda: sampler.layout_fn.lower(shapes.weights)}
+    if shapes.model_config.score_head:  # a pass over the longest rows is all
+        functions["prefill"] = lambda: policy.reader.logits_fn.lower(*sampling.prefill)
+    else:
+        functions["prefill"] = lambda: sampler.driver.prefill_fn.lower(*sampling.prefill)
+        functions["decode"] = lambda: sampler.driver.decode_fn.lower(
             sampling.weights, sampling.states[-1], sampling.params, np.int32(0)
-        ),
-    }
+        )
     if job.trains(role):
         functions["update"] = lambda: policy.update.lower(state, batch, shapes.base)
         functions["score"] = lambda: policy.score.lower(shapes.weights, batch)

@@ -60,14 +60,28 @@ class TextReader(NamedTuple):
     def compile_ahead(self, ahead: CompileAhead, weights: dict) -> None:
         """All that `step_probabilities` runs."""
         for T in self._lengths(self.longest):
-            ahead(self.logits_fn, is_local=True)(weights, np.zeros((self._count(T), T), np.int32), _padded(_CLASSES))
+            ahead(self.logits_fn, is_local=True)(*pass_arguments(weights, T, self.row_multiple))
 
     def _lengths(self, longest: int) -> tuple[int, ...]:
-        return doubling_buckets(_SHORTEST, max(self.longest, longest))
+        return row_lengths(max(self.longest, longest))
 
     def _count(self, length: int) -> int:
-        """Rows of a pass: one program for each length."""
-        return max(1, _PASS_TOKENS // length) * self.row_multiple
+        return rows_of_pass(length) * self.row_multiple
+
+
+def row_lengths(longest: int) -> tuple[int, ...]:
+    """What rows are padded to."""
+    return doubling_buckets(_SHORTEST, longest)
+
+
+def rows_of_pass(length: int) -> int:
+    """On each group of devices: one program for each length."""
+    return max(1, _PASS_TOKENS // length)
+
+
+def pass_arguments(weights: dict, length: int, row_multiple: int) -> tuple:
+    """Of `TextReader.logits_fn` where a process reward model judges rows of this length."""
+    return weights, np.zeros((rows_of_pass(length) * row_multiple, length), np.int32), _padded(_CLASSES)
 
 
 def _padded(chosen: Sequence[int]) -> np.ndarray:

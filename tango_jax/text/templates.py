@@ -63,7 +63,7 @@ GENERATOR_PLAIN = "{problem}\n"
 VERIFIER_PLAIN = "{problem}\n{solution}\n{num_steps}\n"
 
 # For process reward models, which write nothing: {step} and what follows it are repeated for each step, and whether the
-# step is correct is read at the last token of what follows. As TRL's PRMTrainer joins them, and Qwen2.5-Math-PRM's page.
+# step is correct is read at the last token of what follows. As in TRL's PRMTrainer, and on Qwen2.5-Math-PRM's page.
 STEP = "{step}"
 PRM_TRL = "{problem}{step}\n"
 PRM_QWEN = """<|im_start|>system

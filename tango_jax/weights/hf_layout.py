@@ -107,8 +107,8 @@ LAYOUTS = {  # by the parameter's path in the tree
 
 
 def layout_of(config: ModelConfig, path: str) -> Layout:
-    """With norms after attention, the norm before the MLP has another name, and with a hidden layer, the last one of the
-    score head."""
+    """With norms after attention, the norm before the MLP has another name; in a score head with a hidden layer, the
+    last one has."""
     if config.score_head == "mlp" and path in ("score", "score_bias"):
         return LAYOUTS[path]._replace(name=LAYOUTS[path].name.replace("score.", "score.2."))
     if path == "layers/mlp_norm" and "after" in config.norm_places:

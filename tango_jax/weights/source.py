@@ -22,7 +22,7 @@ from tango_jax.weights.from_hf import model_config_from_hf, open_hf, resolve_fol
 from tango_jax.weights.gguf_file import GgufFile, open_gguf
 from tango_jax.weights.gguf_tokenizer import gguf_tokenizer, write_hf_tokenizer
 from tango_jax.weights.hf_layout import score_heads
-from tango_jax.weights.presets import preset_model
+from tango_jax.weights.presets import REWARD_MODELS, preset_model
 from tango_jax.weights.prompting import read_prompting
 from tango_jax.weights.to_hf import TOKENIZER_FILES
 
@@ -178,10 +178,10 @@ def published_model(name: str, **numerics) -> ModelConfig:
 
 
 def score_head_of(name: str) -> str:
-    """ModelConfig.score_head of a folder; "" of anything else, and of a folder that cannot be read."""
-    file = Path(name).expanduser() / "config.json"
+    """ModelConfig.score_head of a folder or of a known hub id; "" of anything else, and of what cannot be read."""
+    hub_id, file = hub.parse_hub_id(name), Path(name).expanduser() / "config.json"
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = REWARD_MODELS[hub_id.repo] if hub_id and not file.is_file() else json.loads(file.read_text("utf-8"))
         heads = score_heads(raw["model_type"])
         return next((heads[one] for one in raw["architectures"] if one in heads), "")
     except (OSError, ValueError, LookupError, TypeError):
