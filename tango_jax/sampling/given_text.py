@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tango_jax.models import transformer
 from tango_jax.models.transformer import ModelConfig
@@ -118,6 +118,8 @@ def _logits(
     """[B, T, chosen tokens]; of a process reward model its classes. The head's other columns are left out: all logits
     would be the largest array here."""
     with jax.named_scope("score"):
+        if mesh is not None:  # otherwise each group of devices would read all rows
+            token_BT = jax.lax.with_sharding_constraint(token_BT, NamedSharding(mesh, PartitionSpec("rows")))
         x_BTD, _ = read_tokens(config, mesh, weights, token_BT)
         if config.score_head:
             return transformer.class_logits(config, weights, x_BTD)
