@@ -225,6 +225,7 @@ def _judge_by_scores(
             records, rollout = gather(records, rollout)
     records = with_parents(records, [solution for solution in solutions for _ in range(group_size)])
     metrics = rollout_metrics(prompt.name, rollout) | _shortened(prompt, is_cut)
+    metrics[f"{prompt.name}/tokens_scored"] = sum(map(len, prompts))
     return Responses("verifier", solutions, prompts, group_size, rollout, records, metrics, prompt.name)
 
 

@@ -24,9 +24,9 @@ def tensors_of(case: Case, rows: int, hidden: bool, seed: int = 0) -> dict[str, 
     return tensors
 
 
-def write_trl_folder(folder: Path, name: str = "qwen2", bos: str | None = None, **changes) -> Path:
+def write_trl_folder(folder: Path, name: str = "qwen2", bos: str | None = None, seed: int = 0, **changes) -> Path:
     """What TRL's PRMTrainer saves of a token classifier; `bos`: the tokenizer's BOS."""
-    return _write(folder, name, f"{TRL[name]}ForTokenClassification", False, bos, changes)
+    return _write(folder, name, f"{TRL[name]}ForTokenClassification", False, bos, changes, seed=seed)
 
 
 def write_qwen_folder(folder: Path, has_mark: bool = True, **changes) -> Path:
@@ -35,7 +35,8 @@ def write_qwen_folder(folder: Path, has_mark: bool = True, **changes) -> Path:
 
 
 def _write(
-    folder: Path, name: str, architecture: str, hidden: bool, bos: str | None, changes: dict, has_mark: bool = True
+    folder: Path, name: str, architecture: str, hidden: bool, bos: str | None, changes: dict, has_mark: bool = True,
+    seed: int = 0,
 ) -> Path:
     backend = byte_level("qwen2")
     if has_mark:
@@ -43,6 +44,6 @@ def _write(
     settings = {"bos_token": bos, "eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
     write_folder(folder, backend, settings | {"add_bos_token": False})
     rows = backend.get_vocab_size() + 3
-    tensors = tensors_of(CASES[name], rows, hidden)
+    tensors = tensors_of(CASES[name], rows, hidden, seed)
     about = dict(vocab_size=rows, architectures=[architecture], max_position_embeddings=1024, sliding_window=None)
     return write_checkpoint(folder, CASES[name], tensors=tensors, **about | changes)
