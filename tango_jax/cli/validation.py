@@ -15,7 +15,7 @@ from tango_jax.text.templates import load_template
 from tango_jax.tracking.evaluations import read_tables
 from tango_jax.tracking.loggers import check_installed
 from tango_jax.weights.peft_folder import check_lora_config
-from tango_jax.weights.source import ONLY_JUDGES, fields_of, kind_of, score_head_of, sized_model
+from tango_jax.weights.source import fields_of, kind_of, score_head_of, sized_model
 
 SIZES = (
     "max_", "prompt_buckets", "cache_buckets", "row_buckets", "pack_length", "loss.minibatches",
@@ -60,10 +60,8 @@ def validate(config: ConfigDict) -> None:
         _check_same_stage_one(config, mistakes)
     if shares_policy(config):
         _check_one_policy(config, mistakes)
-    mistakes.require(not score_head_of(config.generator.checkpoint),
-                     f"generator.checkpoint={config.generator.checkpoint} {ONLY_JUDGES}")
     with mistakes.collected():
-        check_fixed(config, score_head_of(config.verifier.checkpoint))
+        check_fixed(config, {role: score_head_of(config[role].checkpoint) for role in ROLES})
     method = None
     check_ranges(config.task, mistakes)
     with mistakes.collected():

@@ -87,6 +87,7 @@ def run_stages(
     began = time.monotonic()
     check_init_from(config)
     schedule, policies = make_schedule(config), policies or make_policies(config, shares_policy(config))
+    check_fixed(config, {role: policy.model_config.score_head for role, policy in policies.items()})
     method, task = rehearsed(config, policies)
     check_problems(config, policies, task, schedule, method)
     check_keep_best(config, task, method)
@@ -150,8 +151,7 @@ def run_stages(
 
 
 def rehearsed(config: ConfigDict, policies: dict[str, Policy]) -> tuple[Method, Task]:
-    """Each tried with the other. Raises as `make_task`, `load_method` and `check_fixed`."""
-    check_fixed(config, policies["verifier"].model_config.score_head)
+    """Each tried with the other. Raises as `make_task` and `load_method`."""
     method = load_method(config)
     further = {role: method.further_prompts(role) for role in ROLES}
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()}, further)

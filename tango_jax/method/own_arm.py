@@ -60,11 +60,11 @@ def shares_policy(config: ConfigDict) -> bool:
     return config.verifier.adapter == "generator" or (arm is not None and arm.is_one_policy)
 
 
-def check_fixed(config: ConfigDict, score_head: str) -> None:
-    """Raise ValueError if a verifier with this `ModelConfig.score_head` would be trained: a process reward model cannot
-    be."""
+def check_fixed(config: ConfigDict, score_heads: Mapping[str, str]) -> None:
+    """Raise ValueError if a role with a `ModelConfig.score_head`, a process reward model, would write or be trained."""
+    require(not score_heads["generator"], f"generator.checkpoint={config.generator.checkpoint} {ONLY_JUDGES}")
     arm, own = arm_or_none(config), config.verifier
-    if not score_head or arm is None:
+    if not score_heads["verifier"] or arm is None:
         return
     said = f"verifier.checkpoint={own.checkpoint} {ONLY_JUDGES}"
     require("verifier" not in arm.turns and not shares_policy(config), f"{said}; arm={config.arm} trains the verifier")

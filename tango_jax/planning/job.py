@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import AbstractMesh, NamedSharding
 from ml_collections import ConfigDict
 
@@ -257,7 +258,7 @@ def counted_placement(settings: ConfigDict, machine: Machine) -> Placement:
 @functools.cache
 def _state_shapes(model: ModelConfig) -> TrainState:
     """No shape depends on the optimizer's settings."""
-    optimizer = make_optimizer(role_config().optimizer)
+    optimizer = optax.set_to_zero() if model.score_head else make_optimizer(role_config().optimizer)
     return jax.eval_shape(functools.partial(init_state, optimizer), split(_weight_shapes(model))[0])
 
 

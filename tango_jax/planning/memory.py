@@ -61,7 +61,8 @@ def resident(job: Job, name: str, busy: str = "", with_reference: bool = False, 
         own, is_busy = device_bytes(state.params), busy == role or (is_shared and bool(busy))
         parameters += own + (0 if job.shares_base(role) else device_bytes(policy.base))
         roles = job.policies if is_shared else (role,)
-        compared = [one for one in roles if job.policies[one].config.loss.kl_coef > 0]
+        is_trainable = not policy.model_config.score_head
+        compared = [one for one in roles if job.policies[one].config.loss.kl_coef > 0 and is_trainable]
         if compared if not config.mesh.offload else with_reference and busy in compared:
             parameters += own
         if not config.mesh.offload or (is_busy and with_moments):

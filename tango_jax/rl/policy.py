@@ -167,6 +167,8 @@ def make_policy(
     check_template(f"{role}.template={cut(config.template)}", template, model.score_head, tokenizer)
     mesh = placement.train
     optimizer = make_optimizer(config.optimizer, model.lora is not None, role if is_shared else "")
+    if model.score_head:  # it is never trained: no moments
+        optimizer = optax.set_to_zero()
     init, restart, shardings = make_state(model, optimizer, placement)
     checkpoint_shardings = param_shardings(mesh, jax.eval_shape(lambda: init_params(model, jax.random.key(0))))
     return Policy(

@@ -179,12 +179,14 @@ def published_model(name: str, **numerics) -> ModelConfig:
 
 def score_head_of(name: str) -> str:
     """ModelConfig.score_head of a folder or of a known hub id; "" of anything else, and of what cannot be read."""
-    hub_id, file = hub.parse_hub_id(name), Path(name).expanduser() / "config.json"
     try:
+        hub_id, file = hub.parse_hub_id(name), Path(name).expanduser() / "config.json"
+        if not name:
+            return ""
         raw = REWARD_MODELS[hub_id.repo] if hub_id and not file.is_file() else json.loads(file.read_text("utf-8"))
         heads = score_heads(raw["model_type"])
         return next((heads[one] for one in raw["architectures"] if one in heads), "")
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError):  # the last: ~ without a home
         return ""
 
 

@@ -150,7 +150,7 @@ def test_only_solutions_are_judged(folder):
 ])
 def test_only_a_fixed_verifier_is_a_reward_model(folder, overrides, message):
     with pytest.raises(ValueError, match=f"verifier.checkpoint={folder} is a process reward model, .*{message}"):
-        check_fixed(config_of(folder, *overrides), "linear")
+        check_fixed(config_of(folder, *overrides), {"generator": "", "verifier": "linear"})
     with pytest.raises(ValueError, match="is a process reward model, which judges steps and writes no text"):
         validate(config_of(folder, *overrides))
 

@@ -13,7 +13,7 @@ from tango_jax.planning.assumed_lengths import Even
 from tango_jax.planning.costs import head_flops, layer_flops, num_parameters, prefill_flops
 from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import device_bytes, make_job
-from tango_jax.planning.memory import phases
+from tango_jax.planning.memory import phases, resident
 from tango_jax.planning.plan_tables import describe_sampling
 from tango_jax.planning.program_counts import role_programs
 from tango_jax.planning.programs import examine, lowered_functions
@@ -80,6 +80,14 @@ def test_memory_and_time_of_a_pass(job):
     expected = sum(times.matmul_seconds(prefill_flops(model, 1, length, 1, model.attention), model, "prefill")
                    for length in done.chunk_lengths)
     assert turn.seconds["verify"] == pytest.approx(expected) and expected > 0
+
+
+def test_a_fixed_policy_has_no_moments_and_no_reference(job):
+    states = {role: policy.state for role, policy in job.policies.items()}
+    assert jax.tree.leaves(states["verifier"].opt_state) == []
+    kept = resident(job, "")
+    assert kept.parameters == 2 * device_bytes(states["generator"].params) + device_bytes(states["verifier"].params)
+    assert kept.optimizer == device_bytes(states["generator"].opt_state)
 
 
 def test_few_programs_are_compiled(job):
