@@ -159,7 +159,7 @@ ROLE: Group = {
                   "is added to the usual reward. The generator gets only this number if rl.outcome_weight and "
                   "rl.format_weight are 0 (rl/own_reward.py). Empty: none."),
     "template": Key("math", None, "The prompt: a name in text/templates.py, the path of a text file, or a text with "
-                    "{problem} in it."),
+                    "{problem} in it. A process reward model takes trl_prm, qwen_prm, or a text with {step}."),
     "max_prompt": Key(2048, COUNT, "Tokens of the longest prompt."),
     "max_response": Key(2048, COUNT, "Tokens that a response may have."),
     "prompt_buckets": Key((), COUNT, "Lengths to which prompts are padded; max_prompt is always the last.",

@@ -1,7 +1,8 @@
 """Import of Hugging Face checkpoints.
 
 Llama 2 to 3.2, SmolLM2 and SmolLM3, Mistral, Qwen2/2.5, Qwen3 (dense), OLMo 2 and Gemma 3 (only the text part of models
-that read images). Host memory: one stacked parameter, or this process's share of it, and the open file.
+that read images), and process reward models that are built on them. Host memory: one stacked parameter, or this
+process's share of it, and the open file.
 """
 
 import dataclasses

@@ -14,6 +14,7 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES
 from tango_jax.evaluation.judging import score_solutions
+from tango_jax.export import export
 from tango_jax.loop import run
 from tango_jax.loop.turn import RunContext, respond
 from tango_jax.method.own_arm import check_fixed
@@ -75,6 +76,14 @@ def test_a_run_with_a_reward_model(folder, tmp_path):
                                             for right in verification["judgements"]]]
             judged += 1
     assert judged > 4
+
+    # The run brings its template and its limit; what it was given is not exported.
+    of_run = open_checkpoint_sampler("verifier", str(tmp_path / "whole"), CheckpointSamplerSettings()).with_weights()
+    assert (of_run.template, of_run.max_prompt) == (sampler.template, 160)
+    [ours], [theirs] = (score_solutions(one, [solution()]) for one in (of_run, sampler))
+    assert ours == theirs
+    with pytest.raises(ValueError, match=f"is a process reward model, which no run changes: copy {folder}"):
+        export(tmp_path / "whole", "verifier", tmp_path / "out")
 
     with pytest.raises(hosts.Preempted):
         run.run_or_resume(config, tmp_path / "stopped", SILENT, policies, StopAfter(2))
