@@ -93,7 +93,8 @@ CONFIG_JSON = {
 
 
 _QWEN_PRM = _QWEN2_7B | {
-    "architectures": [PROCESS_REWARD_MODEL], "max_position_embeddings": 4096, "rope_theta": 10000}
+    "architectures": [PROCESS_REWARD_MODEL], "max_position_embeddings": 4096, "rope_theta": 10000,
+    "rms_norm_eps": 1e-05}
 # Process reward models, which can only be a verifier.
 REWARD_MODELS = {
     "Qwen/Qwen2.5-Math-PRM-7B": _QWEN_PRM,

@@ -16,6 +16,7 @@ from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings, ope
 from tango_jax.sampling.given_text import make_text_reader
 from tango_jax.text.prompts import solution_of
 from tango_jax.text.templates import step_row
+from tango_jax.weights.from_hf import model_config_from_json
 from tango_jax.weights.presets import preset_model
 from tango_jax.weights.source import open_source, score_head_of
 from tango_jax.weights.workdir import open_checkpoint
@@ -24,6 +25,19 @@ SETTINGS = CheckpointSamplerSettings(rows=4, max_prompt=512)
 QUESTION = "What is 3 + 4, if $x^2 = 12$?"
 STEPS = ["The sum of 3 and 4 is 7.", "We know that 7 is odd.\nSo it is prime, too.", "  The answer is \\boxed{7}"]
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+
+
+PUBLISHED = {  # of Qwen2.5-Math-PRM-7B
+    "architectures": ["Qwen2ForProcessRewardModel"], "attention_dropout": 0.0, "auto_map": {
+        "AutoConfig": "configuration_qwen2_rm.Qwen2RMConfig",
+        "AutoModel": "modeling_qwen2_rm.Qwen2ForProcessRewardModel",
+    }, "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 3584,
+    "initializer_range": 0.02, "intermediate_size": 18944, "max_position_embeddings": 4096, "max_window_layers": 28,
+    "model_type": "qwen2", "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 131072, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "transformers_version": "4.37.0", "use_cache": True, "use_mrope": False,
+    "use_sliding_window": False, "vocab_size": 152064,
+}
 
 
 def opened(folder):
@@ -205,5 +219,5 @@ def test_heads_are_known_before_anything_is_loaded(tmp_path):
     assert score_head_of("Qwen/Qwen2.5-Math-PRM-7B@main") == score_head_of("Qwen/Qwen2.5-Math-PRM-72B") == "mlp"
     for name in (str(write_tiny_folder(tmp_path / "writer")), "Qwen/Qwen2.5-Math-7B", str(tmp_path / "none"), ""):
         assert score_head_of(name) == ""
-    big = preset_model("Qwen/Qwen2.5-Math-PRM-7B")
-    assert (big.score_head, big.width, big.max_position) == ("mlp", 3584, 4096)
+    assert preset_model("Qwen/Qwen2.5-Math-PRM-7B") == model_config_from_json(PUBLISHED, "config.json")
+    assert preset_model("Qwen/Qwen2.5-Math-PRM-72B").num_layers == 80
