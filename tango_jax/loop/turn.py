@@ -209,12 +209,11 @@ def _judge_by_scores(
     require(prompt is OWN["verifier"], f"the verifier is a process reward model, which has no prompt {prompt.name}: "
             "take a verifier that writes, or judge with its own prompt")
     with context.timer("verify"):
-        prompts, is_cut = build_prompts(policy, prompt, solutions)
         rows = [step_row(policy.template, policy.tokenizer, one.problem, one.text, policy.config.max_prompt)
-                for one in solutions[first:last]]
-        context.show_fn(f"{len(rows)} solutions are judged")
+                for one in solutions]
+        context.show_fn(f"judging {last - first} solutions")
         found = _on_devices(context, policy, weights, "scoring with the verifier", "score with the verifier", [],
-                            lambda laid_out: policy.reader.step_probabilities(laid_out, rows))
+                            lambda laid_out: policy.reader.step_probabilities(laid_out, rows[first:last]))
         records = [scored_verification(solution, p_steps)
                    for solution, p_steps in zip(solutions[first:last], found, strict=True) for _ in range(group_size)]
     count = len(records)
@@ -224,7 +223,8 @@ def _judge_by_scores(
         with context.timer("exchange"):
             records, rollout = gather(records, rollout)
     records = with_parents(records, [solution for solution in solutions for _ in range(group_size)])
-    metrics = rollout_metrics(prompt.name, rollout) | _shortened(prompt, is_cut)
+    prompts = [row.tokens for row in rows]
+    metrics = rollout_metrics(prompt.name, rollout) | _shortened(prompt, [row.is_cut for row in rows])
     metrics[f"{prompt.name}/tokens_scored"] = sum(map(len, prompts))
     return Responses("verifier", solutions, prompts, group_size, rollout, records, metrics, prompt.name)
 

@@ -95,16 +95,23 @@ class PromptTooLong(ValueError):
 
 def load_template(role: str, name: str) -> str:
     """A `name` with {problem} in it is the text. Raises ValueError: `name` is neither known nor a readable file, or a
-    field is missing. A verifier's text with {step} is for a process reward model."""
+    field is missing. A verifier's text with {step} and without {solution} is for a process reward model."""
     if (role, name) in TEMPLATES:
         return TEMPLATES[role, name]
     is_file = is_template_file(role, name)
     text, shown = (_read_template(role, name), f" file {name}") if is_file else (name, f"={cut(repr(name))}")
-    fields = ("{problem}",) if role == "verifier" and STEP in text else FIELDS[role]
-    missing = [field for field in fields if field not in text.partition(STEP)[0]]
+    if role == "verifier" and has_steps(text):
+        missing = ["{problem} before {step}"] * ("{problem}" not in text.partition(STEP)[0])
+    else:
+        missing = [field for field in FIELDS[role] if field not in text]
     if missing:
         raise ValueError(f"{role}.template{shown} lacks {', '.join(missing)}")
     return text
+
+
+def has_steps(template: str) -> bool:
+    """Whether a verifier's template is for a process reward model."""
+    return STEP in template and "{solution}" not in template
 
 
 def is_template_file(role: str, name: str) -> bool:
@@ -146,7 +153,7 @@ def verifier_prompt(
     the problem has passed the length filter. Raises PromptTooLong: even that does not fit. A process reward model's
     prompt (`step_row`) loses whole steps.
     """
-    if STEP in template:
+    if has_steps(template):
         row = step_row(template, tokenizer, problem, solution, max_prompt)
         if len(row.tokens) > max_prompt:
             raise _too_long(problem, len(row.tokens), max_prompt)
@@ -200,7 +207,7 @@ def step_row(template: str, tokenizer: Tokenizer, problem: Problem, solution: st
 def check_template(name: str, template: str, score_head: str, tokenizer: Tokenizer) -> None:
     """Raises ValueError: a template for a model that writes and a process reward model, or the other way round; or one
     whose mark is no token. `name`: the setting that holds the template."""
-    require((STEP in template) == bool(score_head), f"{name} " + (
+    require(has_steps(template) == bool(score_head), f"{name} " + (
         "is for a model that writes, and this checkpoint is a process reward model: set it to "
         f"{PRM_TEMPLATES.get(score_head)}, or to a text with {{problem}} and {{step}}" if score_head else
         "has {step}, as for a process reward model, and this checkpoint is a language model: choose another"))
