@@ -17,7 +17,8 @@ and published figures are left out. In the sets of a run's synthetic task, the r
 has changed, the same command grades the stored solutions again.
 
 Every problem is solved once greedily, and --samples times with sampling. With --verifier every solution is judged, and
-best-of-k and weighted voting are compared with majority voting and an oracle. The output folder gets tables.md,
+best-of-k and weighted voting are compared with majority voting and an oracle. A verifier may be a process reward model:
+its first error is the first step with a probability below 1/2. The output folder gets tables.md,
 tables.csv and rows/SET.jsonl. If interrupted, the same command resumes at the unfinished shard.
 """
 

@@ -22,7 +22,7 @@ from tango_jax.cli.command_line import load_options
 from tango_jax.config import ROLES
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import newest_verified, peek_meta
-from tango_jax.runtime.checks import cut, folder_to_write, local_path
+from tango_jax.runtime.checks import cut, folder_to_write, local_path, require
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tasks.registry import example_solution
@@ -53,6 +53,8 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
     ValueError."""
     only = best_step(workdir) if is_best else None
     source, settings = open_workdir(workdir, role, only=only), read_config(workdir)
+    require(not source.model_config.score_head, f"the {role} of {workdir} is a process reward model, which no run "
+            f"changes: copy {settings[role].checkpoint}")
     directory, part = newest_checkpoints(workdir, role)
     # The step that is read.
     is_stage_one, step = len(part) == 1, newest_verified(directory, part=part) if only is None else only

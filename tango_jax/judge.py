@@ -4,9 +4,11 @@
     python -m tango_jax.judge --verifier=MODEL --file=hub:Qwen/ProcessBench/gsm8k --samples=8 --out=judged.jsonl
 
 A verifier is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run. Runs and their exports keep their
-templates and lengths. A row has "problem", and "steps" (a list of strings) or else "solution": a text with
-<step>...</step> around its steps, or plain text that --split cuts into steps. JSON lists, parquet files and hub
-datasets are read as well.
+templates and lengths. It may be a process reward model, such as Qwen2.5-Math-PRM or what TRL's PRMTrainer saves: it
+reads the steps in one pass and writes no text, and its "p_verdict" is that of the worst step.
+
+A row has "problem", and "steps" (a list of strings) or else "solution": a text with <step>...</step> around its steps,
+or plain text that --split cuts into steps. JSON lists, parquet files and hub datasets are read as well.
 
 A row of --out has the fields of its row of --file, such as a label, and
   verifications   one for each of --samples: "judgements" (true, false, or null: no mark) and "p_steps", one for each

@@ -96,7 +96,8 @@ class Verification:
     token_ends: Sequence[int] = dataclasses.field(default=(), hash=False)  # as of a Solution
     is_truncated: bool = False
     of: Any = None  # what it judges: a Solution; of a second judgement, a Verification
-    # P(CORRECT) of each judgement, where rl.step_reward=probability needs it (text/marks.py); None: there is no mark.
+    # P(CORRECT) of each judgement, of a verifier that reads marks or gives scores, and where rl.step_reward=probability
+    # needs it (text/marks.py); None: there is no mark.
     p_steps: tuple[float | None, ...] = ()
 
 

@@ -159,7 +159,7 @@ ROLE: Group = {
                   "is added to the usual reward. The generator gets only this number if rl.outcome_weight and "
                   "rl.format_weight are 0 (rl/own_reward.py). Empty: none."),
     "template": Key("math", None, "The prompt: a name in text/templates.py, the path of a text file, or a text with "
-                    "{problem} in it."),
+                    "{problem} in it. A process reward model takes trl_prm, qwen_prm, or a text with {step}."),
     "stop_at_first_error": Key(False, None, "The verifier stops at the first step that it judges INCORRECT, and the "
                                "verdict follows; later steps are not judged (method/rewards.py, grading/verdict.py). "
                                "Stage 1's verifications end there. Only for the verifier; its template must ask for "

@@ -2,17 +2,23 @@
 
     python -m tango_jax.sample --checkpoint=runs/last_letter --question="cat#1 dog#2"
     python -m tango_jax.sample --checkpoint=MODEL.gguf --verifier=Qwen/Qwen2.5-1.5B-Instruct --use_chat < question.txt
+    python -m tango_jax.sample --verifier=runs/last_letter --question="cat#1 dog#2" --solution=solution.txt
 
 A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run. Runs and their exports keep
 their templates and lengths. Without --verifier, the workdir's verifier judges; any other checkpoint judges itself. With
 --second_try, after the verdict INCORRECT the generator reads its solution and the judgement, and solves again, as in
 the arm second_try. Without --question, every line of standard input is a question. Lines written by a model start with
 "| ", which sets them apart from output of this command. Control characters are shown as escapes.
+
+With --solution, a text or a file, nothing is solved: the verifier judges this solution greedily, and each mark has its
+P(CORRECT) beside it, as in tango_jax.judge. Without <step> tags, blank lines cut it into steps, or else its lines.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,11 +27,19 @@ from rich.text import Text
 
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import check_options
-from tango_jax.grading import ParsedSolution, parse_solution, parse_verification, why_misaligned
+from tango_jax.data.rows import Row
+from tango_jax.evaluation.judging import SPLITS, JudgeSettings, judge_rows, read_claim, score_solutions
+from tango_jax.grading import (
+    ParsedSolution,
+    ParsedVerification,
+    parse_solution,
+    parse_verification,
+    why_misaligned,
+)
 from tango_jax.records import Problem, Verification
 from tango_jax.runtime import hosts, rng
-from tango_jax.runtime.checks import cut
-from tango_jax.runtime.console import working
+from tango_jax.runtime.checks import cut, require
+from tango_jax.runtime.console import Console, working
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.keys import COUNT_OR_NONE, SEED, SHARE_ABOVE_ZERO, TEMPERATURE
 from tango_jax.runtime.model_text import for_terminal, on_one_line
@@ -34,7 +48,7 @@ from tango_jax.sampling.checkpoint_sampler import (
     CheckpointSamplerSettings,
     open_checkpoint_sampler,
 )
-from tango_jax.text.prompts import SECOND_TRY, prompt_ids, verification_of
+from tango_jax.text.prompts import SECOND_TRY, prompt_ids, solution_of, verification_of
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 from tango_jax.text.tokenizer import unreadable_characters
 
@@ -112,27 +126,79 @@ def answer(
         verifier.template, verifier.tokenizer, problem, text, len(steps), verifier.max_prompt
     )
     with working("judging"):
-        verification = sample_one(verifier, prompt, args, "verify")
+        if verifier.source.model_config.score_head:
+            [scored] = score_solutions(verifier, [solution_of(problem, text, len(steps))])
+            verification = Response(scored.text, 0, False)
+        else:
+            verification = sample_one(verifier, prompt, args, "verify")
     judged = parse_verification(verification.text, len(steps), solution.format_score, verifier.stops)
     console.print(Text("Judgement" + (" (of the solution's first part)" if is_shortened else ""), style="bold"))
     warn_if_cut_off("verification", verification, console)
-    if steps and not judged.aligned:
-        console.print(Text(f"{why_misaligned(judged.judgements, len(steps))}: no step reward", "yellow"))
+    show_judgement(solution, judged, console)
+    if judged.verdict == "INCORRECT" and args.second_try:
+        try_again(verification_of(problem, text, verification.text), generator, args, console)
+
+
+def show_judgement(
+    solution: ParsedSolution, judged: ParsedVerification, console: rich.console.Console,
+    p_steps: Sequence[float | None] = (), p_verdict: float | None = None,
+) -> None:
+    """`p_steps`, `p_verdict`: P(CORRECT) of each mark, where it is known."""
+    encoding = console.encoding
+    if solution.steps and not judged.aligned:
+        console.print(Text(f"{why_misaligned(judged.judgements, len(solution.steps))}: no step reward", "yellow"))
     for number, step in enumerate(solution.steps, 1):
-        judgement = judged.judgements[number - 1] if number <= len(judged.judgements) else None
-        words = judged.blocks[number - 1].strip() if number <= len(judged.blocks) else ""
+        judgement, words, p = (of_steps[number - 1] if number <= len(of_steps) else None
+                               for of_steps in (judged.judgements, judged.blocks, p_steps))
         mark, style = MARKS[judgement]
         place = f"{number}. "
         lines = quoted(step.strip(), encoding, " " * len(place))
-        console.print(Text.assemble((place, "dim"), lines[len(place) :]), Text(f"   {mark}", style=style), sep="\n")
-        if words:
-            console.print(Text(quoted(words, encoding, "   "), style="dim"))
-    if not steps:
+        console.print(Text.assemble((place, "dim"), lines[len(place) :]),
+                      Text.assemble((f"   {mark}", style), shown_probability(p)), sep="\n")
+        if words and words.strip():
+            console.print(Text(quoted(words.strip(), encoding, "   "), style="dim"))
+    if not solution.steps:
         console.print(Text("The solution has no <step> blocks: only the answer can be judged.", "yellow"))
     console.print(Text.assemble(("Verdict: ", "bold"), (judged.verdict, VERDICT_STYLES[judged.verdict]),
-                                ("   Answer: ", "bold"), shown_answer(solution, encoding)))
-    if judged.verdict == "INCORRECT" and args.second_try:
-        try_again(verification_of(problem, text, verification.text), generator, args, console)
+                                shown_probability(p_verdict), ("   Answer: ", "bold"),
+                                shown_answer(solution, encoding)))
+
+
+def shown_probability(p: float | None) -> str:
+    return "" if p is None else f"   P(CORRECT) = {p:.3f}"
+
+
+def judge_given(args: argparse.Namespace, console: rich.console.Console) -> None:
+    """The judgement of --solution. Raises ValueError, before the weights are read, where it cannot be judged."""
+    text, encoding = given_solution(args.solution), console.encoding
+    sampler = CheckpointSamplerSettings(
+        args.verifier_template, args.max_prompt, args.max_new, args.use_chat, args.dtype)
+    split = "blank_line" if re.search(SPLITS["blank_line"], text.strip()) else "line"
+    row = Row("--solution", "the question", {"problem": args.question, "solution": text})
+    verifier, settings = args.verifier or args.checkpoint, JudgeSettings(split, seed=args.seed, sampler=sampler)
+    claim = read_claim(row, settings, open_checkpoint_sampler("verifier", verifier, sampler))
+    with working(f"judging, with the weights of {verifier}"):
+        [result] = judge_rows([row], verifier, settings, Console(enabled=False))
+    [found] = result["verifications"]
+    parsed = parse_solution(claim.solution.text)
+    judged = parse_verification(found["text"], len(parsed.steps))
+    if not found["text"]:  # of a process reward model
+        judged = ParsedVerification(tuple(found["judgements"]), found["verdict"], 1.0, found["is_aligned"], ())
+    console.print(Text(f"Question: {on_one_line(args.question, encoding)}", style="bold"))
+    console.print(Text("Judgement", style="bold"))
+    show_judgement(parsed, judged, console, found["p_steps"], found["p_verdict"])
+
+
+def given_solution(text: str) -> str:
+    """The contents of a file, or the text itself. Raises ValueError: it is empty, or no UTF-8."""
+    try:
+        text = Path(text).read_text(encoding="utf-8") if Path(text).is_file() else text
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--solution={text} is not UTF-8 text ({error}): save it as UTF-8") from error
+    except OSError:  # a text that is too long for a path
+        pass
+    require(bool(text.strip()), "--solution is empty: give a solution, or a file with one")
+    return text
 
 
 def shown_answer(solution: ParsedSolution, encoding: str) -> str:
@@ -180,6 +246,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.question is not None:
             checked_question(args.question)
         hosts.check_devices()
+        if args.solution is not None:
+            require(args.question is not None, "--solution is about a question: give --question as well")
+            require(bool(args.verifier or args.checkpoint), "nothing judges --solution: name a --verifier")
+            require(not args.second_try and args.temperature == 0, "--solution is judged greedily, and nothing is "
+                    "solved: leave out --second_try and --temperature (tango_jax.judge samples several verifications)")
+            judge_given(args, console)
+            return 0
+        require(args.checkpoint is not None, "nothing solves the question: name a --checkpoint, or give --solution")
         names = {"generator": args.checkpoint, "verifier": args.verifier or args.checkpoint}
         samplers = {role: open_checkpoint_sampler(role, name, CheckpointSamplerSettings(
             getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype))
@@ -196,9 +270,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("sample", __doc__)
-    parser.add_argument("--checkpoint", required=True, help="solves the question")
+    parser.add_argument("--checkpoint", help="solves the question")
     parser.add_argument("--verifier", help="what judges it")
     parser.add_argument("--question", help="default: every line of standard input")
+    parser.add_argument("--solution", help="judge this text, or the text of this file, and solve nothing")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")
     parser.add_argument("--top_p", type=float, default=1.0, help="nucleus sampling; 1 (default): every token")
     parser.add_argument("--max_new", type=int, default=0, help="tokens of a response; 0: 2048, or as in the run")

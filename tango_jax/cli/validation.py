@@ -7,7 +7,7 @@ from tango_jax.cli.ranges import check_values
 from tango_jax.cli.task_validation import check_ranges, check_task
 from tango_jax.config import ROLES, flatten
 from tango_jax.method.load import check_rows, load_method, load_parts
-from tango_jax.method.own_arm import arm_name, arm_or_none, load_arm, make_schedule, shares_policy
+from tango_jax.method.own_arm import arm_name, arm_or_none, check_fixed, load_arm, make_schedule, shares_policy
 from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.packing import pack_shape
 from tango_jax.runtime.checks import Mistakes, local_path
@@ -15,7 +15,7 @@ from tango_jax.text.templates import FIRST_ERROR, load_template
 from tango_jax.tracking.evaluations import read_tables
 from tango_jax.tracking.loggers import check_installed
 from tango_jax.weights.peft_folder import check_lora_config
-from tango_jax.weights.source import fields_of, kind_of, sized_model
+from tango_jax.weights.source import fields_of, kind_of, score_head_of, sized_model
 
 SIZES = (
     "max_", "prompt_buckets", "cache_buckets", "row_buckets", "pack_length", "loss.minibatches",
@@ -60,6 +60,8 @@ def validate(config: ConfigDict) -> None:
         _check_same_stage_one(config, mistakes)
     if shares_policy(config):
         _check_one_policy(config, mistakes)
+    with mistakes.collected():
+        check_fixed(config, {role: score_head_of(config[role].checkpoint) for role in ROLES})
     method = None
     check_ranges(config.task, mistakes)
     with mistakes.collected():

@@ -203,6 +203,9 @@ def _open(settings: Settings, console: Console) -> tuple[list[EvalSet], dict[str
     samplers = {
         role: open_checkpoint_sampler(role, name, settings.sampler(role)) for role, name in models_of(settings).items()
     }
+    is_scored = "verifier" in samplers and bool(samplers["verifier"].source.model_config.score_head)
+    require(not is_scored or settings.votes == 1, f"--votes={settings.votes}: {settings.judge} is a process reward "
+            "model, which judges the same each time: leave --votes out")
     for note in grader_notes(settings, sets):
         console.log(note)
     check_prompt_lengths(sets, samplers, are_solutions_judged=settings.verifier is not None)

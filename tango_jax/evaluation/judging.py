@@ -7,8 +7,8 @@ lower case is compared with the other in lower case.
 """
 
 import dataclasses
+import functools
 import json
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,18 +21,18 @@ from tango_jax.data.row_fields import BadRow, text_of
 from tango_jax.data.rows import Row
 from tango_jax.evaluation.shards import digest
 from tango_jax.grading import parse_solution
-from tango_jax.method.texts import make_verification
-from tango_jax.records import Problem, Solution
+from tango_jax.method.texts import make_verification, scored_verification
+from tango_jax.records import Problem, Solution, Verification
 from tango_jax.runtime import rng
 from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, CheckpointSamplerSettings, open_checkpoint_sampler
-from tango_jax.sampling.given_text import LogitsFn, make_logits_fn
+from tango_jax.sampling.given_text import LogitsFn, make_logits_fn, make_text_reader, probability_of
 from tango_jax.text.mark_rows import blank_marks
 from tango_jax.text.marks import Mark, find_deciding_tokens, of_judgements
 from tango_jax.text.prompts import solution_of
-from tango_jax.text.templates import verifier_prompt
+from tango_jax.text.templates import step_row, verifier_prompt
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.workdir import identify_weights
 
@@ -79,6 +79,8 @@ def judge_rows(
     Raises ValueError, before the weights are read: a row cannot be judged, or `out` is by another verifier or settings.
     """
     sampler = open_checkpoint_sampler("verifier", verifier, settings.sampler)
+    if sampler.source.model_config.score_head:  # it always reads, and reads the same each time
+        settings = dataclasses.replace(settings, samples=1, scored=False)
     claims = [read_claim(row, settings, sampler) for row in rows]
     who = digest(repr((verifier, *identify_weights(verifier, "verifier"), sampler.template, settings.samples,
                        settings.temperature, settings.scored, settings.seed, settings.sampler.use_chat,
@@ -90,10 +92,13 @@ def judge_rows(
     if missing:
         with console.stage("Judging", len(claims), len(claims) - len(missing)) as progress:
             logits_fn = make_logits_fn(sampler := sampler.with_weights())
+            judge_fn = functools.partial(_judge, sampler, logits_fn)
+            if sampler.source.model_config.score_head:
+                judge_fn = functools.partial(_judge_by_scores, sampler)
             size = max(1, settings.sampler.rows // settings.samples)
             for part in (missing[start : start + size] for start in range(0, len(missing), size)):
                 new = {claim.digest: {**result, "digest": f"{who}-{claim.digest}"}
-                       for claim, result in zip(part, _judge(sampler, logits_fn, part, settings), strict=True)}
+                       for claim, result in zip(part, judge_fn(part, settings), strict=True)}
                 found |= new
                 if out is not None:
                     with open(out, "a", encoding="utf-8") as file:
@@ -165,6 +170,28 @@ def _judge(
     return [{"verifications": group, "mean": _means(group)} for group in groups]
 
 
+def _judge_by_scores(
+    sampler: CheckpointSampler, claims: Sequence[Claim], settings: JudgeSettings
+) -> list[dict[str, Any]]:
+    """By a process reward model: one verification. Its verdict is that of the step with the lowest probability."""
+    verifications = []
+    for found in score_solutions(sampler, [claim.solution for claim in claims]):
+        p_steps = [round(p, _DIGITS) for p in found.p_steps]
+        verifications.append({
+            "judgements": list(found.judgements), "p_steps": p_steps, "verdict": found.verdict,
+            "p_verdict": min(p_steps, default=None), "text": "", "is_aligned": found.is_aligned, "is_truncated": False})
+    return [{"verifications": [one], "mean": _means([one])} for one in verifications]
+
+
+def score_solutions(sampler: CheckpointSampler, solutions: Sequence[Solution]) -> list[Verification]:
+    """By a process reward model with weights; of a long solution, the steps that fit into `max_prompt`."""
+    rows = [step_row(sampler.template, sampler.tokenizer, solution.problem, solution.text, sampler.max_prompt)
+            for solution in solutions]
+    reader = make_text_reader(sampler.source.model_config, sampler.sampler)
+    found = reader.step_probabilities(sampler.weights, rows)
+    return [scored_verification(*pair) for pair in zip(solutions, found, strict=True)]
+
+
 def mark_probabilities(
     tokenizer: Tokenizer, logits_fn: LogitsFn, prompts: Sequence[list[int]], responses: Sequence[Sequence[int]]
 ) -> list[tuple[list[float | None], float | None]]:
@@ -179,10 +206,7 @@ def mark_probabilities(
         if place is None:
             return None
         of_words = logits[id(place.row)][place.index, [chosen.index(place.correct), chosen.index(place.incorrect)]]
-        difference = float(of_words[1]) - float(of_words[0])
-        if not math.isfinite(difference):
-            raise FloatingPointError("the logits are NaN or infinite: the weights hold values that are not finite")
-        return round(float(np.exp(-np.logaddexp(0.0, difference))), _DIGITS)
+        return round(probability_of(*of_words), _DIGITS)
 
     found = [[probability(place) for place in row] for row in placed]
     return [(row[:-1], row[-1]) for row in found]

@@ -9,6 +9,7 @@ import numpy as np
 
 from tango_jax.data.processbench import NO_ERROR
 from tango_jax.data.teacher_rows import write_part
+from tango_jax.evaluation.judging import score_solutions
 from tango_jax.evaluation.sets import Claim, SolveSet
 from tango_jax.evaluation.shards import GREEDY, JudgedRow, Shard, SolvedRow, digest, read_shard
 from tango_jax.evaluation.voting import NO_ANSWER, answer_classes
@@ -142,16 +143,20 @@ def judge_shard(
     """`votes` verifications of every claim, by claim. `num_samples`: solutions of each problem."""
     prompts = [_claim_prompt(sampler, claim) for claim in shard.items]
     asked = [c for c, prompt in enumerate(prompts) if prompt is not None]
-    responses: dict[tuple[int, int], tuple] = {}  # (claim, vote) -> tokens, is_truncated
-    if asked:
+    responses: dict[tuple[int, int], tuple] = {}  # (claim, vote) -> text, is_truncated, tokens
+    if sampler.source.model_config.score_head:  # one vote, without tokens
+        scored = score_solutions(sampler, [shard.items[c].solution for c in asked])
+        responses = {(c, 0): (one.text, False, 0) for c, one in zip(asked, scored, strict=True)}
+    elif asked:
         places = [shard.items[c].number * (num_samples + 1) + shard.items[c].sample + 1 for c in asked]
         row_PM = np.array([[place * votes + vote for vote in range(votes)] for place in places]) % 2**31  # int32
         key = rng.step_key(seed, "judge", shard.set.name)
         rollout = sampler.sample([prompts[c][0] for c in asked], row_PM, key, temperature)
         keys = [(c, vote) for c in asked for vote in range(votes)]
-        responses = dict(zip(keys, zip(rollout.tokens, rollout.is_truncated_B, strict=True), strict=True))
+        rows = zip(keys, rollout.tokens, rollout.is_truncated_B, strict=True)
+        responses = {key: (sampler.tokenizer.decode(tokens), bool(is_cut), len(tokens)) for key, tokens, is_cut in rows}
     return [
-        _judged_row(sampler, claim, vote, prompts[c], responses.get((c, vote)))
+        _judged_row(claim, vote, prompts[c], sampler.stops, *responses.get((c, vote), ("", False, 0)))
         for c, claim in enumerate(shard.items)
         for vote in range(votes)
     ]
@@ -172,15 +177,14 @@ def _claim_prompt(sampler: CheckpointSampler, claim: Claim) -> tuple[list[int], 
 
 
 def _judged_row(
-    sampler: CheckpointSampler, claim: Claim, vote: int, prompt: tuple | None, response: tuple | None
+    claim: Claim, vote: int, prompt: tuple | None, stops: bool, text: str, is_truncated: bool, num_tokens: int
 ) -> JudgedRow:
-    tokens, is_truncated = response or ((), False)
-    solution, text = claim.solution, sampler.tokenizer.decode(tokens)
-    parsed = parse_verification(text, len(solution.steps), solution.format_score, sampler.stops)
+    solution = claim.solution
+    parsed = parse_verification(text, len(solution.steps), solution.format_score, stops)
     return JudgedRow(
         number=claim.number, sample=claim.sample, vote=vote, claim=digest(solution.problem.question, solution.text),
         text=text, verdict=parsed.verdict, judgements=parsed.judgements, is_aligned=parsed.aligned,
-        format_score=float(parsed.format_score), is_truncated=bool(is_truncated), num_tokens=len(tokens),
+        format_score=float(parsed.format_score), is_truncated=is_truncated, num_tokens=num_tokens,
         is_shortened=prompt is not None and prompt[1], is_too_long=prompt is None,
     )
 

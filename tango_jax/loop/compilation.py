@@ -35,8 +35,10 @@ def compile_run(context: RunContext, start: dict, progress: Stage, preemption: h
                     ahead(policy.score)(policy.abstract_weights(), batch)
             else:
                 weights = policy.sampler.layout(start[role])
-                # One response to a prompt: greedy evaluations.
-                policy.sampler.driver.compile_ahead(ahead, weights, {1, *context.method.samples_of(role)})
+                if policy.model_config.score_head:
+                    policy.reader.compile_ahead(ahead, weights)
+                else:  # one response to a prompt: greedy evaluations
+                    policy.sampler.driver.compile_ahead(ahead, weights, {1, *context.method.samples_of(role)})
         preemption.check()
         first_not_finite(split(start[role])[0])  # runs before every save
         progress.advance(phase=phase)

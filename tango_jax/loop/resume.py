@@ -82,7 +82,7 @@ def references_of(
     policies: dict[str, Policy], start_params: dict, config: ConfigDict
 ) -> dict[str, Callable[[], dict]]:
     """{role: () -> reference weights}, of the roles whose loss has a KL term."""
-    roles = [role for role in policies if config[role].loss.kl_coef > 0]
+    roles = [role for role in policies if config[role].loss.kl_coef > 0 and not policies[role].model_config.score_head]
     if roles and policies["verifier"].is_shared:  # with `mesh.offload`, one copy in host memory
         return dict.fromkeys(roles, policies[roles[0]].reference_fn(start_params[roles[0]]))
     return {role: policies[role].reference_fn(start_params[role]) for role in roles}

@@ -35,7 +35,7 @@ from tango_jax.loop.resume import (
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.loop.turn import RunContext, check_alike, run_turn
 from tango_jax.method.load import Method, check_task, load_method
-from tango_jax.method.own_arm import make_schedule, shares_policy
+from tango_jax.method.own_arm import check_fixed, make_schedule, shares_policy
 from tango_jax.method.trust import turns_done
 from tango_jax.records import Solution, States
 from tango_jax.rl.policy import Policy, make_policies
@@ -89,6 +89,7 @@ def run_stages(
     began = time.monotonic()
     check_init_from(config)
     schedule, policies = make_schedule(config), policies or make_policies(config, shares_policy(config))
+    check_fixed(config, {role: policy.model_config.score_head for role, policy in policies.items()})
     method, task = rehearsed(config, policies)
     check_problems(config, policies, task, schedule, method)
     check_keep_best(config, task, method)

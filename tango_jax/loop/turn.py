@@ -15,9 +15,28 @@ from tango_jax.loop.gather import gather
 from tango_jax.loop.scoring import read_marks, response_logps
 from tango_jax.method.lesson import advantages_of, digest_of
 from tango_jax.method.load import Method
-from tango_jax.method.texts import build_prompts, read_responses, rollout_metrics, with_parents
+from tango_jax.loop.scoring import read_marks, response_logps
+from tango_jax.method.lesson import advantages_of, digest_of
+from tango_jax.method.load import Method
+from tango_jax.method.texts import (
+    build_prompts,
+    read_responses,
+    rollout_metrics,
+    scored_verification,
+    with_parents,
+)
 from tango_jax.method.turn import Turn, cursors_after
-from tango_jax.records import Memory, Problem, Responses, Rollout, States, TrainState, TurnResult, problem_of
+from tango_jax.records import (
+    Memory,
+    Problem,
+    Responses,
+    Rollout,
+    Solution,
+    States,
+    TrainState,
+    TurnResult,
+    problem_of,
+)
 from tango_jax.rl.packing import action_mask, pack_minibatch
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.schedule import Place
@@ -28,6 +47,7 @@ from tango_jax.sampling.sampler import SampleRequest
 from tango_jax.tasks.own_grader import Grading
 from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import OWN, SOLVE, Prompt
+from tango_jax.text.templates import step_row
 from tango_jax.tracking.turn_flops import turn_flops
 from tango_jax.tracking.turn_metrics import over_updates, turn_metrics
 
@@ -108,6 +128,8 @@ def respond(
     """Sample a role's responses about each parent. Solutions are graded meanwhile: the first read of a grade waits for
     all, and the counts of failures are then in the metrics. Raises Broken in every process if logits are not finite."""
     prompt, policy, timer = prompt or context.own[role], context.policies[role], context.timer
+    if policy.model_config.score_head:
+        return _judge_by_scores(context, states[role].weights, prompt, parents, group_size)
     if prompt.is_scored:
         context.show_fn(f"reading the marks of {len(parents)} solutions")
         with timer("verify"), names_memory(f"scoring with the {role}", ["score"], policy):
@@ -142,7 +164,7 @@ def respond(
             records, rollout = gather(records, rollout)
     metrics = rollout_metrics(prompt.name, rollout, prompts)
     if prompt is not OWN["generator"]:
-        metrics |= {f"{prompt.name}/prompts_shortened": sum(is_cut), f"{prompt.name}/shortened_rate": np.mean(is_cut)}
+        metrics |= _shortened(prompt, is_cut)
     kind = "" if prompt is SOLVE else f"{prompt.name}_"
     grades = grading and _grades_later(grading, timer, metrics, kind, len(records))
     records = with_parents(records, owners, grades)
@@ -178,22 +200,67 @@ def _show_ended(show_fn: Callable[[str], None], prompt: Prompt, total: int) -> C
     return show
 
 
+def _judge_by_scores(
+    context: RunContext, weights: Any, prompt: Prompt, solutions: Sequence[Solution], group_size: int
+) -> Responses:
+    """The judgements of a process reward model, which samples nothing. Those of a group are the same."""
+    policy, (first, last) = context.policies["verifier"], hosts.own_range(len(solutions))
+    require(prompt is OWN["verifier"], f"the verifier is a process reward model, which has no prompt {prompt.name}: "
+            "take a verifier that writes, or judge with its own prompt")
+    with context.timer("verify"):
+        rows = [step_row(policy.template, policy.tokenizer, one.problem, one.text, policy.config.max_prompt)
+                for one in solutions]
+        context.show_fn(f"judging {last - first} solutions")
+        found = _on_devices(context, policy, weights, "scoring with the verifier", "score with the verifier", [],
+                            lambda laid_out: policy.reader.step_probabilities(laid_out, rows[first:last]))
+        records = [scored_verification(solution, p_steps)
+                   for solution, p_steps in zip(solutions[first:last], found, strict=True) for _ in range(group_size)]
+    count = len(records)
+    nothing = (np.zeros(0, np.int32),) * count, (np.zeros(0, np.float32),) * count
+    rollout = Rollout(*nothing, np.zeros(count, bool), decode_steps=0, row_steps=0)
+    if not hosts.is_alone():
+        with context.timer("exchange"):
+            records, rollout = gather(records, rollout)
+    records = with_parents(records, [solution for solution in solutions for _ in range(group_size)])
+    prompts = [row.tokens for row in rows]
+    metrics = rollout_metrics(prompt.name, rollout, prompts) | _shortened(prompt, [row.is_cut for row in rows])
+    metrics[f"{prompt.name}/tokens_scored"] = sum(map(len, prompts))
+    return Responses("verifier", solutions, prompts, group_size, rollout, records, metrics, prompt.name)
+
+
+def _shortened(prompt: Prompt, is_cut: Sequence[bool]) -> dict[str, float]:
+    return {f"{prompt.name}/prompts_shortened": sum(is_cut), f"{prompt.name}/shortened_rate": np.mean(is_cut)}
+
+
 def _sample(context: RunContext, policy: Policy, weights: Any, request: SampleRequest) -> Rollout:
-    whose = f"the {policy.role}"
+    def work(laid_out: dict) -> Rollout:
+        return policy.sampler.sample(laid_out, request)
+
+    nothing, whose = Rollout((), (), np.zeros(0, bool), 0, 0), f"the {policy.role}"
+    return _on_devices(context, policy, weights, f"sampling from {whose}", f"sample from {whose}", nothing,
+                       work if request.prompts else lambda laid_out: nothing)
+
+
+def _on_devices(
+    context: RunContext, policy: Policy, weights: Any, doing: str, do: str, nothing: Any,
+    work_fn: Callable[[dict], Any],
+) -> Any:
+    """What `work_fn` makes of the weights in the layout of sampling. Raises Broken in every process if one's logits are
+    not finite."""
     # Concerns every process, also one without a prompt.
-    with context.timer("reshard"), names_memory(f"the layout of {whose}'s weights", ["reshard"], policy):
+    layout_of = f"the layout of the {policy.role}'s weights"
+    with context.timer("reshard"), names_memory(layout_of, ["reshard"], policy):
         laid_out = jax.block_until_ready(policy.sampler.layout(weights))
-    rollout, mistake = Rollout((), (), np.zeros(0, bool), 0, 0), ""
-    if request.prompts:
-        try:
-            with names_memory(f"sampling from {whose}", ["sample"], policy):
-                rollout = policy.sampler.sample(laid_out, request)
-        except FloatingPointError as error:
-            mistake = str(error)
+    result, mistake = nothing, ""
+    try:
+        with names_memory(doing, ["sample"], policy):
+            result = work_fn(laid_out)
+    except FloatingPointError as error:
+        mistake = str(error)
     mistake = next(filter(None, hosts.join_parts([mistake])), "")
     if mistake:
-        raise Broken(policy.role, f"cannot sample from {whose}: {mistake}")
-    return rollout
+        raise Broken(policy.role, f"cannot {do}: {mistake}")
+    return result
 
 
 def update_policy(

@@ -20,8 +20,9 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.method.arms import ARMS, Arm, Look
 from tango_jax.rl.schedule import Schedule
-from tango_jax.runtime.checks import Mistakes, cut, meant, shortened
+from tango_jax.runtime.checks import Mistakes, cut, meant, require, shortened
 from tango_jax.runtime.user_code import is_user_code, load_object
+from tango_jax.weights.source import ONLY_JUDGES
 
 
 def arm_name(text: str) -> str:
@@ -57,6 +58,20 @@ def arm_or_none(config: ConfigDict) -> Arm | None:
 def shares_policy(config: ConfigDict) -> bool:
     arm = arm_or_none(config)
     return config.verifier.adapter == "generator" or (arm is not None and arm.is_one_policy)
+
+
+def check_fixed(config: ConfigDict, score_heads: Mapping[str, str]) -> None:
+    """Raise ValueError if a role with a `ModelConfig.score_head`, a process reward model, would write or be trained."""
+    require(not score_heads["generator"], f"generator.checkpoint={config.generator.checkpoint} {ONLY_JUDGES}")
+    arm, own = arm_or_none(config), config.verifier
+    if not score_heads["verifier"] or arm is None:
+        return
+    said = f"verifier.checkpoint={own.checkpoint} {ONLY_JUDGES}"
+    require("verifier" not in arm.turns and not shares_policy(config), f"{said}; arm={config.arm} trains the verifier")
+    trained = {"sft.steps": own.sft.steps, "init_from": own.init_from, "adapter": own.adapter,
+               "model.lora.rank": own.model.lora.rank}
+    given = ", ".join(f"verifier.{name}={value}" for name, value in trained.items() if value)
+    require(not given, f"{said}; leave out {given}")
 
 
 def role_of_weights(config: ConfigDict, role: str) -> str:

@@ -13,7 +13,7 @@ from tango_jax.rl.policy import Policy
 from tango_jax.tasks.task import Task
 from tango_jax.text.marks import of_judgements, sampled_probabilities
 from tango_jax.text.prompts import Prompt, prompt_ids
-from tango_jax.text.templates import PromptTooLong
+from tango_jax.text.templates import PromptTooLong, judged_by_scores
 from tango_jax.text.tokenizer import Tokenizer, token_of_character
 
 
@@ -95,6 +95,12 @@ def make_verification(
     )
 
 
+def scored_verification(solution: Solution, p_steps: Sequence[float]) -> Verification:
+    """The judgements of a process reward model, which writes nothing: the text is made of its probabilities."""
+    made = make_verification(solution, judged_by_scores(p_steps, len(solution.steps)), (), is_truncated=False)
+    return dataclasses.replace(made, p_steps=tuple(p_steps))
+
+
 def rollout_metrics(name: str, rollout: Rollout, prompts: Sequence[Sequence[int]]) -> dict[str, float]:
     length_B = np.array([len(tokens) for tokens in rollout.tokens])
     metrics = {
@@ -107,5 +113,5 @@ def rollout_metrics(name: str, rollout: Rollout, prompts: Sequence[Sequence[int]
         return metrics | {f"{name}/tokens_sampled": 0, f"{name}/tokens_scored": read}
     return metrics | {
         f"{name}/tokens_sampled": length_B.sum(),
-        f"{name}/decode_waste": 1.0 - length_B.sum() / rollout.row_steps,
+        f"{name}/decode_waste": 1.0 - length_B.sum() / rollout.row_steps if rollout.row_steps else 0.0,
     }

@@ -10,7 +10,7 @@ from tango_jax.models.attention import AttendFn
 from tango_jax.models.int8 import quantize_matrices
 from tango_jax.models.lora import join_adapters, merge
 from tango_jax.models.rotary import Ropes
-from tango_jax.models.transformer import Block, ModelConfig, head_matrix
+from tango_jax.models.transformer import SCORE_PARAMS, Block, ModelConfig, head_matrix
 
 
 def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
@@ -37,11 +37,12 @@ def split_layers(config: ModelConfig, join: bool, params: dict) -> dict:
     layers = tuple(jax.tree.map(lambda leaf, i=i: leaf[i], cast) for i in range(config.num_layers))
     if config.sample_weight_dtype:
         layers = tuple(quantize_matrices(layer) for layer in layers)
+    scores = {name: params[name].astype(config.head_dtype) for name in SCORE_PARAMS if name in params}
     return {
         "embed": params["embed"].astype(config.compute_dtype),
         "layers": layers,
         "final_norm": params["final_norm"].astype(config.compute_dtype),
-        "head_DV": head_matrix(config, params),
+        **(scores or {"head_DV": head_matrix(config, params)}),
     }
 
 

@@ -19,4 +19,5 @@ def adapter_flops(model: ModelConfig, tokens: float) -> float:
 
 
 def head_flops(model: ModelConfig, tokens: float) -> float:
-    return 2 * tokens * model.width * model.vocab_size
+    outputs = {"": model.vocab_size, "linear": 2, "mlp": model.width + 2}[model.score_head]
+    return 2 * tokens * model.width * outputs

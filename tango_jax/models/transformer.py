@@ -32,6 +32,8 @@ from tango_jax.sharding import collectives
 from tango_jax.sharding.layouts import PARAM_SPECS
 
 REMAT_MODES = ("none", "dots", "full")
+SCORE_HEADS = ("", "linear", "mlp")
+SCORE_PARAMS = ("score", "score_bias", "score_hidden", "score_hidden_bias")  # of the head of a process reward model
 PRODUCT = "product"  # name of what remat=dots keeps of a layer: one result of each matrix, with what its adapter adds
 
 
@@ -59,6 +61,9 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-6
     tied_head: bool = True
+    # In the place of the vocabulary, a process reward model has two classes: "linear", or "mlp" with a hidden layer
+    # (`class_logits`). Empty: a language model.
+    score_head: str = ""
     qkv_bias: bool = False
     qk_norm: bool = False
     qk_norm_whole: bool = False  # of all heads as one vector, in the place of a norm of each head
@@ -99,6 +104,7 @@ class ModelConfig:
         for name in ("sample_cache_dtype", "sample_weight_dtype"):
             if getattr(self, name) not in SAMPLE_DTYPES:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not int8; leave it empty for compute_dtype")
+        assert self.score_head in SCORE_HEADS, self.score_head
         if self.lora:
             check_lora(self)
 
@@ -247,7 +253,8 @@ class Block(nn.Module):
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> dict:
-    """Fresh parameters: `embed` [V, D], `layers` (each leaf stacked on L), `final_norm` [D], `head` [D, V]."""
+    """Fresh parameters: `embed` [V, D], `layers` (each leaf stacked on L), `final_norm` [D], `head` [D, V]; in its
+    place, a process reward model has some of SCORE_PARAMS."""
     embed_key, head_key, layers_key = jax.random.split(key, 3)
     block, dtype = Block(config), jnp.dtype(config.param_dtype)
     K, E, H = config.num_kv_heads, config.head_dim, config.num_heads
@@ -267,8 +274,20 @@ def init_params(config: ModelConfig, key: jax.Array) -> dict:
         "layers": jax.vmap(init_layer)(jax.random.split(layers_key, config.num_layers)),
         "final_norm": jnp.full((config.width,), 1.0 - (config.norm_offset or 0.0), dtype),
     }
-    if not config.tied_head:
+    if config.score_head:
+        params |= _init_score_head(config, head_key)
+    elif not config.tied_head:
         params["head"] = config.width**-0.5 * jax.random.normal(head_key, (config.width, config.vocab_size), dtype)
+    return params
+
+
+def _init_score_head(config: ModelConfig, key: jax.Array) -> dict:
+    widths = {"score": 2} | ({"score_hidden": config.width} if config.score_head == "mlp" else {})
+    params = {}
+    for name, own_key in zip(widths, jax.random.split(key, len(widths)), strict=True):
+        shape = (config.width, widths[name])
+        params[name] = config.width**-0.5 * jax.random.normal(own_key, shape, jnp.dtype(config.param_dtype))
+        params[f"{name}_bias"] = jnp.zeros(shape[1:], config.param_dtype)
     return params
 
 
@@ -365,10 +384,23 @@ def logits_from_hidden(
 
     By default XLA multiplies float32 in TF32 on GPUs and in bfloat16 on TPUs. `head_precision` holds for gradients too.
     """
-    precision = HEAD_PRECISIONS[config.head_precision] if config.head_dtype == "float32" else None
     x_BTD = rms_norm(x_BTD, final_norm_D.astype(x_BTD.dtype), config.norm_eps, config.norm_offset)
-    x_BTD = x_BTD.astype(config.head_dtype)
-    return jnp.matmul(x_BTD, head_DV, precision=precision, preferred_element_type=jnp.float32)
+    return _head_product(config, x_BTD, head_DV)
+
+
+def class_logits(config: ModelConfig, params: dict, x_BTD: jax.Array) -> jax.Array:
+    """Final norm and head of a process reward model: float32 [B, T, 2], whether the step that a token ends is incorrect
+    (0) or correct (1). `params`: leaves of `SCORE_PARAMS` and the final norm."""
+    final_norm_D = params["final_norm"].astype(x_BTD.dtype)
+    x_BTD = rms_norm(x_BTD, final_norm_D, config.norm_eps, config.norm_offset)
+    if config.score_head == "mlp":
+        x_BTD = nn.relu(_head_product(config, x_BTD, params["score_hidden"]) + params["score_hidden_bias"][None, None])
+    return _head_product(config, x_BTD, params["score"]) + params["score_bias"][None, None]
+
+
+def _head_product(config: ModelConfig, x_BTD: jax.Array, matrix: jax.Array) -> jax.Array:
+    precision = HEAD_PRECISIONS[config.head_precision] if config.head_dtype == "float32" else None
+    return jnp.matmul(x_BTD.astype(config.head_dtype), matrix, precision=precision, preferred_element_type=jnp.float32)
 
 
 def forward(

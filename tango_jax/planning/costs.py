@@ -57,7 +57,7 @@ def micro_batch_shape(batch: Batch) -> MicroBatchShape:
 def num_parameters(model: ModelConfig) -> int:
     """Parameters of a model, without norms and biases."""
     D, F, H, K, E = model.width, model.mlp_width, model.num_heads, model.num_kv_heads, model.head_dim
-    embeddings = model.vocab_size * D * (1 if model.tied_head else 2)
+    embeddings = model.vocab_size * D * (1 if model.tied_head or model.score_head else 2)
     return embeddings + model.num_layers * (2 * D * E * (H + K) + 3 * D * F)
 
 
@@ -99,9 +99,10 @@ def decode_flops(model: ModelConfig, rows: float, keys: float, tensor: int) -> F
 
 
 def prefill_flops(model: ModelConfig, prompts: float, length: int, tensor: int, attention: str) -> Flops:
+    """A process reward model's head runs on all tokens."""
     pairs = prompts * MicroBatchShape(1, length).pairs(attention)
     layers = layer_flops(model, prompts * length, pairs) / tensor
-    return Flops(layers, head_flops(model, prompts) / head_parts(model, tensor))
+    return Flops(layers, head_flops(model, prompts * (length if model.score_head else 1)) / head_parts(model, tensor))
 
 
 def weight_bytes(model: ModelConfig, tensor: int) -> float:
@@ -166,4 +167,4 @@ def _itemsize(dtype: str) -> int:
 
 
 def head_parts(model: ModelConfig, tensor: int) -> int:
-    return tensor if model.vocab_size % tensor == 0 else 1
+    return tensor if model.vocab_size % tensor == 0 and not model.score_head else 1

@@ -90,20 +90,24 @@ def sampling_estimates(job: Job, role: str) -> dict[str, Program]:
     model, placement, sizes = policy.model_config, policy.placement, policy.sampler_config
     tensor, groups = placement.local.shape["tensor"], placement.row_multiple
     weights = device_bytes(shapes.weights)
-    prompts, length = shapes.prompts[0] / groups, shapes.prompts[1]
-    pairs = prompts * MicroBatchShape(1, int(length)).pairs(model.attention)
-    of_prompts = prompts * length * cached_token_bytes(model, tensor)
-    rows = shapes.states[-1].rows.token_B.shape[0] / groups
-    scores = rows * sizes.longest * model.num_heads / tensor * 4
     received = Collective("all-gather", weights, axis_members(placement.train, "fsdp", "tensor"), 1, in_pass=False)
     widest = max(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
                  for leaf in jax.tree.leaves(shapes.weights))
+    layout = _program(2 * widest, weights, device_bytes(policy.weights),
+                      [received] if len(received.members) > 1 else [])
+    prompts, length = shapes.prompts[0] / groups, shapes.prompts[1]
+    pairs = prompts * MicroBatchShape(1, int(length)).pairs(model.attention)
+    if model.score_head:  # with two arrays of float32 before the classes
+        reading = layer_bytes(model, prompts * length, pairs, tensor) + 2 * 4 * prompts * length * model.width
+        return {f"{role}/layout": layout, f"{role}/prefill": _program(reading)}
+    of_prompts = prompts * length * cached_token_bytes(model, tensor)
+    rows = shapes.states[-1].rows.token_B.shape[0] / groups
+    scores = rows * sizes.longest * model.num_heads / tensor * 4
     reading = layer_bytes(model, prompts * length, pairs, tensor) + of_prompts
     reading += LOGITS_FORWARD * logits_bytes(model, prompts, tensor)
     decoding = layer_bytes(model, rows, 0, tensor) + LOGITS_FORWARD * logits_bytes(model, rows, tensor) + 2 * scores
     return {
-        f"{role}/layout": _program(2 * widest, weights, device_bytes(policy.weights),
-                                   [received] if len(received.members) > 1 else []),
+        f"{role}/layout": layout,
         f"{role}/prefill": _program(reading, of_prompts),
         f"{role}/decode": _program(decoding),
     }

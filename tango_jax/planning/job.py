@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import AbstractMesh, NamedSharding
 from ml_collections import ConfigDict
 
@@ -39,6 +40,7 @@ from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.sampling import decode, slots
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.decode import DecodeState
+from tango_jax.sampling.given_text import pass_arguments
 from tango_jax.sampling.logits import SamplingParams, sampling_params
 from tango_jax.sampling.slots import SlotState
 from tango_jax.sharding.layouts import batch_sharding, decode_shardings, param_shardings, with_shardings
@@ -54,7 +56,8 @@ from tango_jax.weights.source import kind_of
 
 
 class SamplingShapes(NamedTuple):
-    """Arguments of a sampler's jitted functions, as shapes: the largest batches, with a prompt for each row."""
+    """Arguments of a sampler's jitted functions, as shapes: the largest batches, with a prompt for each row. A process
+    reward model has only the first: a pass over the longest rows."""
 
     weights: dict
     prompts: tuple[int, int]  # (how many, bucket) of a prompts' pass: for all rows, or a chunk
@@ -261,7 +264,7 @@ def counted_placement(settings: ConfigDict, machine: Machine) -> Placement:
 @functools.cache
 def _state_shapes(model: ModelConfig) -> TrainState:
     """No shape depends on the optimizer's settings."""
-    optimizer = make_optimizer(role_config().optimizer)
+    optimizer = optax.set_to_zero() if model.score_head else make_optimizer(role_config().optimizer)
     return jax.eval_shape(functools.partial(init_state, optimizer), split(_weight_shapes(model))[0])
 
 
@@ -285,6 +288,9 @@ def _sampling_shapes(policy: SizedPolicy) -> SamplingShapes:
     model = dataclasses.replace(policy.model_config, remat="none")  # no shape depends on it
     weights = _layout_shapes(model, local.shape["tensor"] == 1)
     weights, longest = with_shardings(weights, decode_shardings(local, weights)), sizes.prompt_buckets[-1]
+    if model.score_head:
+        prefill = pass_arguments(weights, longest, policy.placement.row_multiple)
+        return SamplingShapes(weights, prefill[1].shape, prefill, (), sampling_params(policy.config.temperature))
     count = sizes.prompts_per_chunk if sizes.cache_tokens else sizes.row_buckets[-1]
     token_PX, length_P = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((count, longest), (count,)))
     sampling, max_new = sampling_params(policy.config.temperature), sizes.cache_buckets[-1]

@@ -62,7 +62,8 @@ def resident(job: Job, name: str, busy: str = "", with_reference: bool = False, 
         own, is_busy = device_bytes(state.params), busy == role or (is_shared and bool(busy))
         parameters += own + (0 if job.shares_base(role) else device_bytes(policy.base))
         roles = job.policies if is_shared else (role,)
-        compared = [one for one in roles if job.policies[one].config.loss.kl_coef > 0]
+        is_trainable = not policy.model_config.score_head
+        compared = [one for one in roles if job.policies[one].config.loss.kl_coef > 0 and is_trainable]
         if compared if not config.mesh.offload else with_reference and busy in compared:
             parameters += own
         if not config.mesh.offload or (is_busy and with_moments):
@@ -78,7 +79,11 @@ def _reshard(job: Job, programs: dict[str, Program], role: str) -> Phase:
 
 def _sample(job: Job, programs: dict[str, Program], role: str) -> Phase:
     """The fullest of: the prompts' pass, the steps in each cache bucket, and copying a cache to another, by layer."""
-    prefill, decode = programs[f"{role}/prefill"], programs[f"{role}/decode"]
+    prefill = programs[f"{role}/prefill"]
+    if job.policies[role].model_config.score_head:
+        phase = resident(job, f"{role}/sample")._replace(weights=device_bytes(job.policies[role].sampling.weights))
+        return phase._replace(temporaries=prefill.added, error=prefill.error)
+    decode = programs[f"{role}/decode"]
     shapes = job.policies[role].sampling
     caches = [device_bytes((state.k, state.v) if isinstance(state, SlotState) else (state.prefix, state.suffix))
               for state in shapes.states]

@@ -240,7 +240,7 @@ def choose_adapters(
     settings: OpenSettings, models: dict[str, ModelConfig], machine: Machine
 ) -> tuple[dict[str, ModelConfig], list[str]]:
     """The models, with adapters where training all parameters does not fit, and a line that says so."""
-    keys = [f"{role}.model.lora.rank" for role in ROLES]
+    keys = [f"{role}.model.lora.rank" for role, model in models.items() if not model.score_head]
     if settings.given.intersection(keys):
         return models, []
     try:

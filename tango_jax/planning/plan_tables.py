@@ -124,6 +124,9 @@ def describe_update(role: str, passes: UpdateWorkload) -> str:
 
 
 def describe_sampling(updated: str, role: str, done: SamplingWorkload) -> str:
+    if not done.segments and done.chunk_lengths:
+        tokens = done.prompts * sum(done.chunk_lengths)
+        return f"in the {updated}'s turn the {role}, a process reward model, reads {tokens:,} tokens, padding included"
     return (f"in the {updated}'s turn the {role} makes {done.steps:,} decode steps, {done.tail:.0%} of them with one "
             f"row in {TAIL} left or fewer")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from tango_jax.planning.job import Job
 from tango_jax.runtime.ahead import MOST_AT_A_TIME
 from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.given_text import row_lengths
 
 # Kinds that take seconds to compile, each with the planned function (programs.py) that takes about as long.
 _LOCAL = {"prefill": "prefill", "read": "prefill", "insert": "prefill", "decode": "decode"}
@@ -22,6 +23,8 @@ def role_programs(job: Job, role: str) -> Counter[str]:
         is_other = rehearsal is None or rehearsal.learner.prompts != job.method.most_read(job.config)
         return +(found + Counter(score=int(is_other)))
     found["layout"] = 1
+    if policy.model_config.score_head:
+        return +(found + Counter(prefill=len(row_lengths(config.prompt_buckets[-1]))))
     return +(found + sampler_programs(config, {1, *job.method.samples_of(role)}))
 
 

@@ -44,13 +44,14 @@ def lowered_functions(job: Job, role: str) -> dict[str, Callable]:
         start = with_shardings(jax.eval_shape(sft.init, np.zeros((2,), np.uint32)), sft.shardings)
         return sft.update.lower(start, shapes.stage_one, shapes.base if policy.trains_adapters else {})
 
-    functions = {} if shapes.is_scored else {
-        "layout": lambda: sampler.layout_fn.lower(shapes.weights),
-        "prefill": lambda: sampler.driver.prefill_fn.lower(*sampling.prefill),
-        "decode": lambda: sampler.driver.decode_fn.lower(
+    functions = {} if shapes.is_scored else {"layout": lambda: sampler.layout_fn.lower(shapes.weights)}
+    if shapes.model_config.score_head:  # a pass over the longest rows is all
+        functions["prefill"] = lambda: policy.reader.logits_fn.lower(*sampling.prefill)
+    elif not shapes.is_scored:
+        functions["prefill"] = lambda: sampler.driver.prefill_fn.lower(*sampling.prefill)
+        functions["decode"] = lambda: sampler.driver.decode_fn.lower(
             sampling.weights, sampling.states[-1], sampling.params, np.int32(0)
-        ),
-    }
+        )
     if job.trains(role):
         functions["update"] = lambda: policy.update.lower(state, batch, shapes.base)
     if job.trains(role) or shapes.is_scored:

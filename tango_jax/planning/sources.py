@@ -13,8 +13,17 @@ from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.problem_lengths import BYTES_PER_TOKEN, is_rough, with_rough_tokens
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.text.hf_tokenizer import has_tokenizer
+from tango_jax.text.templates import PRM_TEMPLATES
 from tango_jax.text.tokenizer import Tokenizer
-from tango_jax.weights.source import Source, fields_of, has_chat_template, kind_of, open_source, published_model
+from tango_jax.weights.source import (
+    Source,
+    fields_of,
+    has_chat_template,
+    kind_of,
+    open_source,
+    published_model,
+    score_head_of,
+)
 from tango_jax.weights.workdir import has_one_policy, open_checkpoint, read_config, start_source
 
 
@@ -60,11 +69,15 @@ class OpenSettings:
 
 
 def open_sources(settings: OpenSettings, mistakes: Mistakes, is_planned: bool) -> dict[str, Source]:
-    """What each role starts from; sets `use_chat`. With `is_planned` nothing is downloaded."""
+    """What each role starts from; sets `use_chat`, and the template of a process reward model. With `is_planned`
+    nothing is downloaded."""
     sources, opened = {}, {}
     for role in ROLES:
         own = settings.config[role]
         numerics = fields_of(own)
+        if head := score_head_of(own.checkpoint):  # a process reward model writes nothing, and has turns of its own
+            settings.put(f"{role}.template", PRM_TEMPLATES[head])
+            settings.put(f"{role}.max_response", 1)
         with mistakes.collected():
             whose = role_of_weights(settings.config, role)
             if is_planned and lacks_tokenizer(settings.config, whose):
@@ -74,10 +87,11 @@ def open_sources(settings: OpenSettings, mistakes: Mistakes, is_planned: bool) -
                 sources[role] = open_checkpoint(own.checkpoint, whose, None, **numerics)
                 settings.put(f"{role}.use_chat", sources[role].tokenizer.chat_fn is not None)
                 continue
-            settings.put(f"{role}.use_chat", has_chat_template(own.checkpoint))
+            settings.put(f"{role}.use_chat", not head and has_chat_template(own.checkpoint))
             key = (own.checkpoint, own.use_chat, *numerics.values())
             if key not in opened:
-                opened[key] = open_source(own.checkpoint, own.use_chat, not is_planned, **numerics)
+                opened[key] = open_source(own.checkpoint, own.use_chat, not is_planned, role == "verifier",
+                                          **numerics)
             sources[role] = opened[key]
     return sources
 

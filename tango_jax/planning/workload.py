@@ -24,7 +24,8 @@ from tango_jax.rl.packing import (
     sft_pack_shape,
 )
 from tango_jax.rl.score import is_chunked
-from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.buckets import SamplerConfig, bucket_of
+from tango_jax.sampling.given_text import row_lengths
 from tango_jax.sampling.schedule import Limits, Replay, limits_of, replay
 
 TAIL = 4  # a decode step is in the tail if the batch has at most one row in so many left
@@ -191,6 +192,8 @@ def sampling_workload(
     job: Job, role: str, num_prompts: int, group_size: int, lengths: AssumedLengths, measured: Measured = NOTHING
 ) -> SamplingWorkload:
     buckets, told = job.policies[role].sampler_config, measured.get(role)
+    if job.policies[role].model_config.score_head:
+        return _scored_rows(job, role, num_prompts, lengths)
     num_prompts = max(1, math.ceil(num_prompts * told.share)) if told else num_prompts
     of_prompts = lengths.prompts(job.config, role, num_prompts)
     if buckets.cache_tokens:
@@ -202,6 +205,15 @@ def sampling_workload(
     responses = response_lengths(lengths, job.config, role, taken * group_size, told)
     segments = decode_segments(responses, prompts * group_size, buckets)
     return SamplingWorkload(batches, prompts, buckets.prompt_bucket(of_prompts[0]), tuple(segments))
+
+
+def _scored_rows(job: Job, role: str, num_prompts: int, lengths: AssumedLengths) -> SamplingWorkload:
+    """A process reward model reads each solution once, whatever the samples."""
+    config, groups = job.policies[role].sampler_config, job.policies[role].placement.row_multiple
+    buckets = row_lengths(config.prompt_buckets[-1])
+    of_rows = sorted(bucket_of(int(length), buckets) for length in lengths.prompts(job.config, role, num_prompts))
+    return SamplingWorkload(batches=1, prompts=groups, prompt_length=0, segments=(),
+                            chunk_lengths=tuple(of_rows[::groups]), shares_prompts=False)
 
 
 def _refilled_batch(

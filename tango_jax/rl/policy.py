@@ -21,11 +21,13 @@ from tango_jax.rl.loss_term import load_loss_term
 from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
+from tango_jax.runtime.checks import cut
 from tango_jax.sampling.buckets import SamplerConfig
+from tango_jax.sampling.given_text import TextReader, make_text_reader
 from tango_jax.sampling.sampler import Sampler, make_sampler
 from tango_jax.sharding.layouts import check_host_memory, fetch, offload, param_shardings, with_shardings
 from tango_jax.sharding.placement import Placement, check_model, make_placement
-from tango_jax.text.templates import load_template
+from tango_jax.text.templates import check_template, load_template
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.source import Source
 from tango_jax.weights.workdir import start_source
@@ -43,6 +45,7 @@ class Policy:
     template: str
     placement: Placement
     sampler: Sampler
+    reader: TextReader  # of given text, see `score_head` of the model
     init: Callable  # (key_data) -> TrainState with fresh parameters, or fresh adapters and no base
     restart: Callable  # (weights) -> TrainState with fresh optimizer moments
     freeze: Callable  # (a checkpoint's parameters) -> base; see models/lora.py
@@ -136,7 +139,7 @@ def make_policy(
     """`devices`: all of the job; the first `num_local` are this process's. `is_shared`: its state serves both roles.
     Raises ValueError: lengths, mesh, model and devices do not fit each other."""
     model, tokenizer = source.model_config, source.tokenizer
-    total = config.max_prompt + config.max_response
+    total = config.max_prompt + config.max_response * (not model.score_head)
     if total > model.max_position:
         raise ValueError(
             f"{role}: max_prompt {config.max_prompt} + max_response {config.max_response} = {total} exceeds the "
@@ -159,8 +162,13 @@ def make_policy(
         )
     except ValueError as error:
         raise ValueError(f"{role}: {error}") from error
+    template, sampler = load_template(role, config.template), make_sampler(
+        model, sampler_config, tokenizer.stop_ids, placement)
+    check_template(f"{role}.template={cut(config.template)}", template, model.score_head, tokenizer)
     mesh = placement.train
     optimizer = make_optimizer(config.optimizer, model.lora is not None, role if is_shared else "")
+    if model.score_head:  # it is never trained: no moments
+        optimizer = optax.set_to_zero()
     init, restart, shardings = make_state(model, optimizer, placement)
     checkpoint_shardings = param_shardings(mesh, jax.eval_shape(lambda: init_params(model, jax.random.key(0))))
     return Policy(
@@ -169,9 +177,10 @@ def make_policy(
         model_config=model,
         tokenizer=tokenizer,
         load_params=source.open_params and (lambda: source.load_params(checkpoint_shardings)),
-        template=load_template(role, config.template),
+        template=template,
         placement=placement,
-        sampler=make_sampler(model, sampler_config, tokenizer.stop_ids, placement),
+        sampler=sampler,
+        reader=make_text_reader(model, sampler),
         init=init,
         restart=restart,
         freeze=make_freeze(model, placement),

@@ -8,12 +8,13 @@ import numpy as np
 
 from tango_jax.config import default_config
 from tango_jax.records import Rollout
+from tango_jax.runtime.checks import cut
 from tango_jax.runtime.device_memory import names_what_is_full
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.sampler import Sampler, SampleRequest, make_sampler
 from tango_jax.sharding.layouts import param_shardings
 from tango_jax.sharding.placement import Placement, check_model, make_placement
-from tango_jax.text.templates import FIRST_ERROR, load_template
+from tango_jax.text.templates import FIRST_ERROR, PRM_TEMPLATES, check_template, load_template
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.prompting import Prompting
@@ -28,7 +29,7 @@ MIN_STEPS = 3  # fewer step blocks lower the format score; a run has a setting o
 class CheckpointSamplerSettings:
     """Zeros and None stand for the run's settings, or for the defaults here."""
 
-    template: str | None = None  # name or file; by default DEFAULT_TEMPLATE
+    template: str | None = None  # name or file; by default DEFAULT_TEMPLATE, or that of a process reward model
     max_prompt: int = 0
     max_new: int = 0
     use_chat: bool = False
@@ -111,9 +112,10 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
     own = prompting_of(name, role, download=True)
     use_chat = True if settings.use_chat else own.use_chat if own else None
     source = open_checkpoint(name, role, use_chat, **numerics)
-    positions = source.model_config.max_position
-    # A run's limits fit together; defaults must leave room for a prompt.
+    positions, score_head = source.model_config.max_position, source.model_config.score_head
+    # A run's limits fit together; defaults must leave room for a prompt. A process reward model writes nothing.
     max_new = settings.max_new or (own.max_new_tokens if own else min(settings.default_tokens, positions // 2))
+    max_new *= not score_head
     if max_new >= positions:
         raise ValueError(f"--{settings.max_new_flag}={max_new} leaves no room for a prompt in the {positions} "
                          f"positions of {name}: lower it")
@@ -123,12 +125,15 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
         raise ValueError(f"--{flag}={max_prompt} and --{settings.max_new_flag}={max_new} are more than the {positions} "
                          f"positions of {name}: lower one of them")
     placement = _placement(source, settings)
-    sampler_config = _sampler_config(max_prompt, max_new, settings.rows)
+    sampler_config = _sampler_config(max_prompt, max(1, max_new), settings.rows)
+    named = template_of(own, settings, PRM_TEMPLATES.get(score_head, DEFAULT_TEMPLATE))
+    template = load_template(role, named)
+    check_template(f"the template {cut(named)}", template, score_head, source.tokenizer)
     return CheckpointSampler(
         source=source,
         sampler=make_sampler(source.model_config, sampler_config, source.tokenizer.stop_ids, placement),
         weights=None,
-        template=load_template(role, template_of(own, settings)),
+        template=template,
         max_prompt=max_prompt,
         min_steps=own.min_steps if own else MIN_STEPS,
         rows=settings.rows,
@@ -137,8 +142,10 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
     )
 
 
-def template_of(own: Prompting | None, settings: CheckpointSamplerSettings) -> str:
-    return settings.template or (own.template if own else DEFAULT_TEMPLATE)
+def template_of(
+    own: Prompting | None, settings: CheckpointSamplerSettings, default: str = DEFAULT_TEMPLATE
+) -> str:
+    return settings.template or (own.template if own else default)
 
 
 def _placement(source: Source, settings: CheckpointSamplerSettings) -> Placement | None:

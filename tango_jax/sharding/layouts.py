@@ -22,6 +22,11 @@ PARAM_SPECS = {
     "embed": P("tensor", "fsdp"),
     "head": P("fsdp", "tensor"),
     "final_norm": P(None),
+    # The two classes of a process reward model.
+    "score": P("fsdp", None),
+    "score_bias": P(None),
+    "score_hidden": P("fsdp", None),
+    "score_hidden_bias": P(None),
     **{f"layers/{name}_norm": P(None, None) for name in ("attention", "attention_out", "mlp", "mlp_out", "q", "k")},
     "layers/q": P(None, "fsdp", "tensor", None),
     "layers/k": P(None, "fsdp", "tensor", None),

@@ -19,7 +19,7 @@ from tango_jax.tasks.task import SftExample, Task
 from tango_jax.tasks.user_task import make_user_task
 from tango_jax.text.character_tokenizer import printable_model
 from tango_jax.text.prompts import PROMPTS, Prompt
-from tango_jax.text.templates import FIELDS, TEMPLATES, load_template
+from tango_jax.text.templates import FIELDS, STEP, TEMPLATES, load_template
 from tango_jax.text.tokenizer import Tokenizer, unreadable_characters
 
 # Tasks that make their problems and text to imitate. The modules have the same functions.
@@ -93,7 +93,7 @@ def _unknown_notes(config: ConfigDict, task: Task, tokenizers: dict[str, Tokeniz
     texts, notes = [text for problem in problems for text in (problem.question, problem.answer)], []
     for role, tokenizer in tokenizers.items():
         instructions = load_template(role, config[role].template)
-        for field in FIELDS[role]:
+        for field in (*FIELDS[role], STEP):
             instructions = instructions.replace(field, "")
         for source, read in (("the problems have", texts), (f"the {role}'s template has", [instructions])):
             if unknown := unreadable_characters(tokenizer, read):

@@ -28,11 +28,14 @@ _ANSWER = "an answer"  # placeholder that shows where a template puts the answer
 _PROBE = "Two  words\n\t12 \u00e9 \u6570\u5b66 \U0001f642 \\frac{1}{2}$ <step>."
 
 
-def load_hf_tokenizer(folder: str | Path, vocab_size: int, use_chat: bool = False) -> Tokenizer:
+def load_hf_tokenizer(
+    folder: str | Path, vocab_size: int, use_chat: bool = False, always_bos: bool = False
+) -> Tokenizer:
     """Load tokenizer.json of a Hugging Face folder, or else the SentencePiece model tokenizer.model.
 
     `vocab_size`: rows of the embedding; ids beyond the tokenizer's stand for no text. `use_chat`: wrap every prompt in
-    the chat template. Raises ValueError: files are missing, broken, unsupported or contradict each other.
+    the chat template. `always_bos`: prompts begin with the tokenizer's BOS if it names one, as in TRL, also where it
+    adds none itself. Raises ValueError: files are missing, broken, unsupported or contradict each other.
     """
     folder = Path(folder)
     settings = _read_json(folder / "tokenizer_config.json")
@@ -42,7 +45,7 @@ def load_hf_tokenizer(folder: str | Path, vocab_size: int, use_chat: bool = Fals
     return make_tokenizer(
         backend,
         vocab_size,
-        bos_ids=_bos_ids(backend, settings, folder),
+        bos_ids=_bos_ids(backend, settings, folder, always_bos),
         stop_ids=_stop_ids(backend, settings, folder),
         chat=chat,
         source=str(folder),
@@ -252,9 +255,10 @@ def _metaspace_bytes(piece: str) -> bytes:
     return bytes([int(byte[1], 16)]) if byte else piece.replace(METASPACE, " ").encode()
 
 
-def _bos_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path) -> tuple[int, ...]:
-    """By `add_bos_token`, or else by the tokenizer's post-processor."""
-    adds_bos = settings.get("add_bos_token")
+def _bos_ids(backend: tokenizers.Tokenizer, settings: dict, folder: Path, always: bool) -> tuple[int, ...]:
+    """By `add_bos_token`, or else by the tokenizer's post-processor. `always`: by whether there is a BOS."""
+    settings = _read_json(folder / "special_tokens_map.json") | settings
+    adds_bos = settings.get("bos_token") is not None if always else settings.get("add_bos_token")
     if adds_bos is None:
         bare = backend.encode("a", add_special_tokens=False).ids
         ids = backend.encode("a", add_special_tokens=True).ids

@@ -1,6 +1,7 @@
 """Prompt templates. A template is one of the names below, the path of a text file, or its text.
 
-It may use {problem}, {solution} and {num_steps}, which are replaced literally: LaTeX braces need no escaping.
+It may use {problem}, {solution} and {num_steps}, or for a process reward model {problem} and {step}, which are replaced
+literally: LaTeX braces need no escaping.
 """
 
 import bisect
@@ -8,9 +9,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
+from tango_jax.grading import parse_solution
 from tango_jax.records import Problem
-from tango_jax.runtime.checks import cut, local_path
+from tango_jax.runtime.checks import cut, local_path, require
 from tango_jax.text.tokenizer import Tokenizer
 
 GENERATOR_MATH = """Solve the problem below. Think in small steps and wrap every step in its own tags, then give the \
@@ -68,6 +71,18 @@ GENERATOR_PLAIN = "{problem}\n"
 VERIFIER_PLAIN = "{problem}\n{solution}\n{num_steps}\n"
 
 FIRST_ERROR = "math_first_error"
+# For process reward models, which write nothing: {step} and what follows it are repeated for each step, and whether the
+# step is correct is read at the last token of what follows. As in TRL's PRMTrainer, and on Qwen2.5-Math-PRM's page.
+STEP = "{step}"
+PRM_TRL = "{problem}{step}\n"
+PRM_QWEN = """<|im_start|>system
+Please reason step by step, and put your final answer within \\boxed{}.<|im_end|>
+<|im_start|>user
+{problem}<|im_end|>
+<|im_start|>assistant
+{step}<extra_0>"""
+PRM_TEMPLATES = {"linear": "trl_prm", "mlp": "qwen_prm"}  # by ModelConfig.score_head
+
 TEMPLATES = {
     ("generator", "math"): GENERATOR_MATH,
     ("verifier", "math"): VERIFIER_MATH,
@@ -76,6 +91,8 @@ TEMPLATES = {
     ("verifier", "plain"): VERIFIER_PLAIN,
     ("generator", "last_letter"): GENERATOR_PLAIN,  # an earlier name, which finished runs have in their settings
     ("verifier", "last_letter"): VERIFIER_PLAIN,
+    ("verifier", "trl_prm"): PRM_TRL,
+    ("verifier", "qwen_prm"): PRM_QWEN,
 }
 # The number of steps assumed when problems are filtered by the length of their prompts.
 MANY_STEPS = 99
@@ -88,15 +105,23 @@ class PromptTooLong(ValueError):
 
 def load_template(role: str, name: str) -> str:
     """A `name` with {problem} in it is the text. Raises ValueError: `name` is neither known nor a readable file, or a
-    field is missing."""
+    field is missing. A verifier's text with {step} and without {solution} is for a process reward model."""
     if (role, name) in TEMPLATES:
         return TEMPLATES[role, name]
     is_file = is_template_file(role, name)
     text, shown = (_read_template(role, name), f" file {name}") if is_file else (name, f"={cut(repr(name))}")
-    missing = [field for field in FIELDS[role] if field not in text]
+    if role == "verifier" and has_steps(text):
+        missing = ["{problem} before {step}"] * ("{problem}" not in text.partition(STEP)[0])
+    else:
+        missing = [field for field in FIELDS[role] if field not in text]
     if missing:
         raise ValueError(f"{role}.template{shown} lacks {', '.join(missing)}")
     return text
+
+
+def has_steps(template: str) -> bool:
+    """Whether a verifier's template is for a process reward model."""
+    return STEP in template and "{solution}" not in template
 
 
 def is_template_file(role: str, name: str) -> bool:
@@ -135,9 +160,14 @@ def verifier_prompt(
     """Return the prompt ids, and whether the end of the solution was cut off to fit `max_prompt` tokens.
 
     Model text never causes an error: if the number of steps leaves no room, the prompt states MANY_STEPS, with which
-    the problem has passed the length filter. Raises PromptTooLong: even that does not fit.
+    the problem has passed the length filter. Raises PromptTooLong: even that does not fit. A process reward model's
+    prompt (`step_row`) loses whole steps.
     """
-
+    if has_steps(template):
+        row = step_row(template, tokenizer, problem, solution, max_prompt)
+        if len(row.tokens) > max_prompt:
+            raise _too_long(problem, len(row.tokens), max_prompt)
+        return row.tokens, row.is_cut
     question = tokenizer.as_text(problem.question)
 
     def build(text: str, count: int) -> list[int]:
@@ -150,16 +180,69 @@ def verifier_prompt(
     lengths = {count: len(build("", count)) for count in (num_steps, MANY_STEPS)}
     stated = next((count for count, length in lengths.items() if length <= max_prompt), None)
     if stated is None:
-        raise PromptTooLong(
-            f"the verifier's prompt for problem {problem.id} has {min(lengths.values())} tokens without the solution; "
-            f"the limit is {max_prompt}: raise verifier.max_prompt or filter the problem"
-        )
+        raise _too_long(problem, min(lengths.values()), max_prompt)
     return build(longest_that_fits(solution, lambda text: len(build(text, stated)), max_prompt), stated), True
+
+
+def _too_long(problem: Problem, count: int, max_prompt: int) -> PromptTooLong:
+    return PromptTooLong(
+        f"the verifier's prompt for problem {problem.id} has {count} tokens without the solution; the limit is "
+        f"{max_prompt}: raise verifier.max_prompt or filter the problem"
+    )
+
+
+class StepRow(NamedTuple):
+    """What a process reward model reads."""
+
+    tokens: list[int]
+    ends: list[int]  # for each step, the index of the token at which it is judged
+    is_cut: bool  # there are further steps
+
+
+def step_row(template: str, tokenizer: Tokenizer, problem: Problem, solution: str, max_prompt: int) -> StepRow:
+    """The problem and as many of the solution's steps as `max_prompt` tokens hold. Problem, steps and marks are encoded
+    one by one, as in TRL; between special tokens that is the same as all at once."""
+    before, _, mark = template.partition(STEP)
+    tokens = tokenizer.encode_prompt(fill(before, problem=tokenizer.as_text(problem.question)))
+    steps, ends, mark_ids = parse_solution(solution).steps, [], tokenizer.encode_fn(mark)
+    for step in steps:
+        more = [*tokenizer.encode_fn(tokenizer.as_text(step)), *mark_ids]
+        if len(tokens) + len(more) > max_prompt:
+            break
+        tokens = [*tokens, *more]
+        ends.append(len(tokens) - 1)
+    return StepRow(tokens, ends, len(ends) < len(steps))
+
+
+def check_template(name: str, template: str, score_head: str, tokenizer: Tokenizer) -> None:
+    """Raises ValueError: a template for a model that writes and a process reward model, or the other way round; or one
+    whose mark is no token. `name`: the setting that holds the template."""
+    require(has_steps(template) == bool(score_head), f"{name} " + (
+        "is for a model that writes, and this checkpoint is a process reward model: set it to "
+        f"{PRM_TEMPLATES.get(score_head)}, or to a text with {{problem}} and {{step}}" if score_head else
+        "has {step}, as for a process reward model, and this checkpoint is a language model: choose another"))
+    if not score_head:
+        return
+    require(tokenizer.chat_fn is None, f"{name} of a process reward model has all turns in it: leave use_chat out")
+    mark = template.partition(STEP)[2]
+    require(bool(mark), f"{name} ends in {{step}}: put the text after it at whose last token a step is judged")
+    is_token = len(tokenizer.encode_fn(mark)) == 1
+    require(is_token or not mark.startswith("<"), f"{name} judges each step at {mark}, which the tokenizer of this "
+            "checkpoint does not have as one token: use the tokenizer that was published with the model")
 
 
 def longest_that_fits(text: str, length_fn: Callable[[str], int], limit: int) -> str:
     prefixes = range(1, len(text) + 1)
     return text[: bisect.bisect_right(prefixes, limit, key=lambda length: length_fn(text[:length]))]
+
+
+def judged_by_scores(p_steps: Sequence[float], num_steps: int) -> str:
+    """The verification that stands for a process reward model's probabilities, for reports: steps of at least 1/2 are
+    CORRECT. It has no verdict if there are steps without a probability, and those before are correct."""
+    is_right = [p >= 0.5 for p in p_steps]
+    text = judged([f"P(CORRECT) = {p:.3f}" for p in p_steps], is_right)
+    is_open = all(is_right) and not 0 < num_steps == len(is_right)
+    return text.partition("<final_verification>")[0] if is_open else text
 
 
 def judged(remarks: Sequence[str], is_right: Sequence[bool], end: str = "") -> str:

@@ -36,7 +36,10 @@ def turn_flops(t: Turn, lesson: Lesson, policies: Mapping[str, Policy]) -> dict[
             scored = sum(int((other_T >= 0).sum()) for other_T in responses.rollout.others)
         else:
             scored = sum(map(len, responses.rollout.tokens))
-        rollout += _forward(policies[responses.role].model_config, _work(responses, scored))
+        model = policies[responses.role].model_config
+        if model.score_head:  # its head runs on all that it reads
+            scored = sum(map(len, responses.prompts))
+        rollout += _forward(model, _work(responses, scored))
     learner, loss, model = lesson.responses, policy.config.loss, policy.model_config
     work = _work(learner, int(action_mask(policy.config, learner.rollout).sum()))
     # Of the reference, of the policy before several updates, of a teacher.

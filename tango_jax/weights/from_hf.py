@@ -1,7 +1,8 @@
 """Import of Hugging Face checkpoints.
 
 Llama 2 to 3.2, SmolLM2 and SmolLM3, Mistral, Qwen2/2.5, Qwen3 (dense), OLMo 2 and Gemma 3 (only the text part of models
-that read images). Host memory: one stacked parameter, or this process's share of it, and the open file.
+that read images), and process reward models that are built on them. Host memory: one stacked parameter, or this
+process's share of it, and the open file.
 """
 
 import dataclasses
@@ -20,7 +21,15 @@ from tango_jax.runtime.checks import read_json_object
 from tango_jax.runtime.trees import BROKEN_VALUES, first_not_finite
 from tango_jax.runtime.unread import Unread, load_all, read_array
 from tango_jax.weights import hf_layout, safetensors_files
-from tango_jax.weights.hf_layout import FAMILIES, IMAGE_PART, LAYOUTS, TEXT_PARTS, TEXT_PREFIX, Layout
+from tango_jax.weights.hf_layout import (
+    FAMILIES,
+    IMAGE_PART,
+    LAYOUTS,
+    TEXT_PARTS,
+    TEXT_PREFIX,
+    Layout,
+    score_heads,
+)
 from tango_jax.weights.prompting import TEMPLATE_FILE
 from tango_jax.weights.safetensors_files import StoredTensor, tensor_problems
 
@@ -53,7 +62,7 @@ def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
     """`model_config_from_hf` for contents of a config.json; error messages name `file`."""
     if raw.get("model_type") in TEXT_PARTS:
         raw = _text_part(file, raw)
-    _check_architecture(file, raw)
+    score_head = _check_architecture(file, raw)
     # Here, because the import takes a second.
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
@@ -61,7 +70,7 @@ def model_config_from_json(raw: dict, file: str, **numerics) -> ModelConfig:
     try:  # transformers' classes know each family's defaults and both spellings of the rotary settings
         hf = _read_by_model(CONFIG_MAPPING[raw["model_type"]].from_dict(json.loads(json.dumps(raw))))
         _check_options(file, hf)
-        return _model_config(hf, numerics)
+        return _model_config(hf, numerics | {"score_head": score_head})
     except (StrictDataclassError, KeyError, AttributeError) as error:
         raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
 
@@ -116,15 +125,22 @@ def _text_part(file: str, raw: dict) -> dict:
     return above | text | {"model_type": kind, "architectures": [FAMILIES[kind].architecture]}
 
 
-def _check_architecture(file: str, raw: dict) -> None:
-    """All checks that need no transformers."""
+def _check_architecture(file: str, raw: dict) -> str:
+    """All checks that need no transformers. Returns the `score_head` of a process reward model, or ""."""
     kind, supported = raw.get("model_type"), ", ".join(FAMILIES)
     if kind not in FAMILIES:
         raise ValueError(f"{file}: model_type={kind!r} is not supported; choose a model of type {supported}")
-    for architecture in raw.get("architectures") or []:
-        if architecture != FAMILIES[kind].architecture:
+    heads = {FAMILIES[kind].architecture: ""} | score_heads(kind)
+    architectures = raw.get("architectures") or [FAMILIES[kind].architecture]
+    for architecture in architectures:
+        if architecture not in heads:
             raise ValueError(f"{file}: architectures={architecture} is not supported: for model_type={kind} the files "
-                             f"must hold a {FAMILIES[kind].architecture}")
+                             f"must hold a {FAMILIES[kind].architecture}, or a process reward model "
+                             f"({' or '.join(score_heads(kind))})")
+    score_head, classes = heads[architectures[0]], raw.get("num_labels", len(raw.get("id2label") or (0, 1)))
+    if score_head and classes != 2:
+        raise ValueError(f"{file}: a process reward model has 2 labels, incorrect (0) and correct (1), and this one "
+                         f"({architectures[0]}) has {classes}: choose another checkpoint")
     if raw.get("quantization_config"):
         raise ValueError(f"{file}: quantization_config is set, and quantized weights are not supported; use the "
                          "original checkpoint in bfloat16, float16 or float32")
@@ -141,6 +157,7 @@ def _check_architecture(file: str, raw: dict) -> None:
                 raise ValueError(f"{file}: rotary scaling {rope_type!r} is not supported, only default, linear and "
                                  f"llama3; if no more than the original context is needed, remove {name} from "
                                  "config.json")
+    return score_head
 
 
 def _read_by_model(hf) -> SimpleNamespace:
@@ -258,9 +275,9 @@ def _pattern(hf) -> tuple[LayerKind, ...]:
 
 def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
     expected = {name: shape for name, (_, _, shape) in hf_layout.stored_tensors(config).items()}
-    head = LAYOUTS["head"].name  # with a tied head, a second copy of the embedding
+    head = LAYOUTS["head"].name  # with a tied head, a second copy of the embedding; with a score head, not used
     found = {name: tensor.shape for name, tensor in tensors.items()
-             if not _LEFTOVERS.fullmatch(name) and not (config.tied_head and name == head)}
+             if not _LEFTOVERS.fullmatch(name) and not ((config.tied_head or config.score_head) and name == head)}
     missing, problems = tensor_problems(found, expected)
     if problems:
         hint = "the weights and config.json do not belong together"
@@ -272,7 +289,7 @@ def _check_tensors(folder: Path, config: ModelConfig, tensors: dict[str, StoredT
 def _check_tied_head(folder: Path, config: ModelConfig, tensors: dict[str, StoredTensor]) -> None:
     """A stored head that is tied must equal the embedding."""
     names = [LAYOUTS[name].name for name in ("head", "embed")]
-    if not config.tied_head or names[0] not in tensors:
+    if not config.tied_head or config.score_head or names[0] not in tensors:
         return
     difference, (head, embedding) = "", (tensors[name] for name in names)
     if head.shape != embedding.shape:

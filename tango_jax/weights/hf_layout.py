@@ -55,6 +55,16 @@ def differences(kind: str, config: ModelConfig) -> dict[str, Any]:
     return found | ({"pattern": (plain,)} if is_other else {})
 
 
+# Heads of process reward models: TRL's token classifiers, and Qwen2.5-Math-PRM's (config.json's `architectures`).
+TOKEN_CLASSIFIER, PROCESS_REWARD_MODEL = "ForTokenClassification", "Qwen2ForProcessRewardModel"
+
+
+def score_heads(kind: str) -> dict[str, str]:
+    """{class name in config.json: ModelConfig.score_head} of a family's process reward models."""
+    linear = FAMILIES[kind].architecture.removesuffix("ForCausalLM") + TOKEN_CLASSIFIER
+    return {linear: "linear"} | ({PROCESS_REWARD_MODEL: "mlp"} if kind == "qwen2" else {})
+
+
 class Layout(NamedTuple):
     """How a parameter, or one layer of a stacked one, is stored."""
 
@@ -71,6 +81,10 @@ LAYOUTS = {  # by the parameter's path in the tree
     "embed": Layout("model.embed_tokens.weight", "V D", "VD"),
     "final_norm": Layout("model.norm.weight", "D", "D"),
     "head": Layout("lm_head.weight", "V D", "DV"),
+    "score": Layout("score.weight", "2 D", "D2"),
+    "score_bias": Layout("score.bias", "2", "2"),
+    "score_hidden": Layout("score.0.weight", "d D", "Dd"),
+    "score_hidden_bias": Layout("score.0.bias", "d", "d"),
     "layers/attention_norm": Layout("model.layers.{}.input_layernorm.weight", "D", "D"),
     "layers/q": Layout("model.layers.{}.self_attn.q_proj.weight", "HE D", "DHE"),
     "layers/k": Layout("model.layers.{}.self_attn.k_proj.weight", "KE D", "DKE"),
@@ -93,7 +107,10 @@ LAYOUTS = {  # by the parameter's path in the tree
 
 
 def layout_of(config: ModelConfig, path: str) -> Layout:
-    """With norms after attention, the norm before the MLP has another name."""
+    """With norms after attention, the norm before the MLP has another name; in a score head with a hidden layer, the
+    last one has."""
+    if config.score_head == "mlp" and path in ("score", "score_bias"):
+        return LAYOUTS[path]._replace(name=LAYOUTS[path].name.replace("score.", "score.2."))
     if path == "layers/mlp_norm" and "after" in config.norm_places:
         return LAYOUTS[path]._replace(name="model.layers.{}.pre_feedforward_layernorm.weight")
     return LAYOUTS[path]
@@ -113,6 +130,7 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
     return {
         "V": config.vocab_size, "D": config.width, "F": config.mlp_width,
         "H": config.num_heads, "K": config.num_kv_heads, "E": config.head_dim,
+        "2": 2, "d": config.width,  # classes of a score head, and its hidden layer
     }
 
 

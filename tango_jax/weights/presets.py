@@ -4,6 +4,7 @@ import re
 
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.weights.from_hf import model_config_from_json
+from tango_jax.weights.hf_layout import PROCESS_REWARD_MODEL
 
 _QWEN2 = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "attention_dropout": 0.0,
@@ -91,10 +92,21 @@ CONFIG_JSON = {
 }
 
 
+_QWEN_PRM = _QWEN2_7B | {
+    "architectures": [PROCESS_REWARD_MODEL], "max_position_embeddings": 4096, "rope_theta": 10000,
+    "rms_norm_eps": 1e-05}
+# Process reward models, which can only be a verifier.
+REWARD_MODELS = {
+    "Qwen/Qwen2.5-Math-PRM-7B": _QWEN_PRM,
+    "Qwen/Qwen2.5-Math-7B-PRM800K": _QWEN_PRM,
+    "Qwen/Qwen2.5-Math-PRM-72B": _QWEN_PRM | _sizes(80, 8192, 29568, 64, num_key_value_heads=8, max_window_layers=80),
+}
+
+
 def known_name(name: str) -> str | None:
     """The checkpoint with this hub id's sizes: a base model, its owner's tunings, copies by COPIERS. None: unknown."""
     owner, model = _owner_and_sizes(name)
-    return next((known for known in CONFIG_JSON if _owner_and_sizes(known)[1] == model
+    return next((known for known in CONFIG_JSON | REWARD_MODELS if _owner_and_sizes(known)[1] == model
                  and (owner in COPIERS or owner == _owner_and_sizes(known)[0])), None)
 
 
@@ -109,6 +121,6 @@ def preset_model(name: str, **numerics) -> ModelConfig:
     if known is None:
         raise ValueError(
             f"no preset sizes for {name}: give a folder that contains its config.json (weights are not read), or one "
-            f"of {', '.join(CONFIG_JSON)}"
+            f"of {', '.join(CONFIG_JSON | REWARD_MODELS)}"
         )
-    return model_config_from_json(CONFIG_JSON[known], f"config.json of {known}", **numerics)
+    return model_config_from_json((CONFIG_JSON | REWARD_MODELS)[known], f"config.json of {known}", **numerics)

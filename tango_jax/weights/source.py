@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from tango_jax.models.lora import LoraConfig
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.runtime import hub
-from tango_jax.runtime.checks import local_path
+from tango_jax.runtime.checks import local_path, require
 from tango_jax.runtime.failures import typed_command
 from tango_jax.runtime.unread import load_all
 from tango_jax.text import hf_tokenizer
@@ -21,10 +21,13 @@ from tango_jax.weights.from_gguf import model_config_from_gguf, open_gguf_params
 from tango_jax.weights.from_hf import model_config_from_hf, open_hf, resolve_folder
 from tango_jax.weights.gguf_file import GgufFile, open_gguf
 from tango_jax.weights.gguf_tokenizer import gguf_tokenizer, write_hf_tokenizer
-from tango_jax.weights.presets import preset_model
+from tango_jax.weights.hf_layout import score_heads
+from tango_jax.weights.presets import REWARD_MODELS, preset_model
 from tango_jax.weights.prompting import read_prompting
 from tango_jax.weights.to_hf import TOKENIZER_FILES
 
+ONLY_JUDGES = ("is a process reward model, which judges steps and writes no text: it can only be the verifier of "
+               "tango_jax.judge, of tango_jax.evaluate, or of an arm that does not train it (fixed_verifier)")
 MIN_POSITIONS = 4096  # of a model from scratch
 # Fields of ModelConfig that no checkpoint determines.
 NUMERICS = (
@@ -117,10 +120,13 @@ def is_workdir(path: Path) -> bool:
     return isinstance(settings, dict) and "task.name" in settings and "model_type" not in settings
 
 
-def open_source(name: str, use_chat: bool | None = False, reads_weights: bool = True, **numerics) -> Source:
+def open_source(
+    name: str, use_chat: bool | None = False, reads_weights: bool = True, takes_scores: bool = False, **numerics
+) -> Source:
     """Open a folder, a hub id (downloaded) or a .gguf file. ValueError: it is missing or not supported.
 
     `use_chat` (chat template) None: as in the run that exported it, or no. `reads_weights` False: sizes and tokenizer.
+    `takes_scores`: a process reward model, which writes no text, will do.
     """
     kind = kind_of(name)
     if kind == "workdir":
@@ -134,7 +140,9 @@ def open_source(name: str, use_chat: bool | None = False, reads_weights: bool = 
         prompting = read_prompting(folder)
         use_chat = prompting is not None and prompting.use_chat
     config = model_config_from_hf(folder, **numerics)
-    tokenizer = hf_tokenizer.load_hf_tokenizer(folder, config.vocab_size, use_chat)
+    require(takes_scores or not config.score_head, f"{name} {ONLY_JUDGES}")
+    is_of_trl = config.score_head == "linear"
+    tokenizer = hf_tokenizer.load_hf_tokenizer(folder, config.vocab_size, use_chat, always_bos=is_of_trl)
     file = folder / "generation_config.json"
     own, ids = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}, generation_of(tokenizer)
     return Source(
@@ -167,6 +175,19 @@ def published_model(name: str, **numerics) -> ModelConfig:
     if kind == "hub":
         return preset_model(hub.parse_hub_id(name).repo, **numerics)  # whose sizes no revision changes
     return model_config_from_hf(Path(name).expanduser(), **numerics)
+
+
+def score_head_of(name: str) -> str:
+    """ModelConfig.score_head of a folder or of a known hub id; "" of anything else, and of what cannot be read."""
+    try:
+        hub_id, file = hub.parse_hub_id(name), Path(name).expanduser() / "config.json"
+        if not name:
+            return ""
+        raw = REWARD_MODELS[hub_id.repo] if hub_id and not file.is_file() else json.loads(file.read_text("utf-8"))
+        heads = score_heads(raw["model_type"])
+        return next((heads[one] for one in raw["architectures"] if one in heads), "")
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError):  # the last: ~ without a home
+        return ""
 
 
 def has_chat_template(name: str) -> bool:

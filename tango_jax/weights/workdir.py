@@ -31,10 +31,11 @@ def open_checkpoint(name: str, role: str, use_chat: bool | None = None, **numeri
     """Open anything with weights: a published checkpoint, or one role of a workdir. ValueError: missing, unsupported.
 
     `use_chat` None: as in the run or export, else no. `numerics` (source.NUMERICS) replace the run's or the defaults.
+    Only a verifier may be a process reward model.
     """
     if kind_of(name) == "workdir":
         return open_workdir(Path(name).expanduser(), role, use_chat, **numerics)
-    return open_source(name, use_chat, **numerics)
+    return open_source(name, use_chat, takes_scores=role == "verifier", **numerics)
 
 
 def prompting_of(name: str, role: str, download: bool = False) -> Prompting | None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from support.evaluation_cases import CLAIM, SILENT, small_tokenizer, verification
+from support.evaluation_cases import CLAIM, SILENT, scripted_verifier, small_tokenizer, verification
 from support.greedy_tokenizer import greedy_tokenizer
 from support.paths import ROWS
 from support.tiny_checkpoints import MODEL, tiny_params, write_tiny_folder
@@ -21,6 +21,7 @@ from tango_jax.models.attention import make_packed_attention
 from tango_jax.records import Rollout
 from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings, open_checkpoint_sampler
 from tango_jax.text.templates import FIRST_ERROR
+from tango_jax.text.tokenizer import Tokenizer
 
 STEPS = {"problem": "What is 3 + 4?", "steps": ["3 + 4 = 7", "so 8"], "label": 1}
 TAGGED = {"problem": "What is 5 - 2?", "solution": "<think><step>5 - 2 = 3</step></think><answer>\\boxed{3}</answer>"}
@@ -37,33 +38,10 @@ def as_rows(*fields) -> list[Row]:
     return [Row(f"row {number}", f"rows/{number}", one) for number, one in enumerate(fields, 1)]
 
 
-class Scripted:
-    """In place of the decode loop: row numbers decide between verifications, and calls are counted."""
-
-    def __init__(self, tokenizer, *texts):
-        self.tokenizer, self.texts, self.calls = tokenizer, texts, 0
-
-    def sample(self, weights, request):
-        self.calls += len(request.row_numbers)
-        chosen = [self.texts[int(number) % len(self.texts)] for number in request.row_numbers]
-        tokens = tuple(np.array(self.tokenizer.encode_response(text)) for text in chosen)
-        return Rollout(tokens, tokens, np.zeros(len(chosen), bool), 1, len(chosen))
-
-
 @pytest.fixture
 def scripted(monkeypatch):
     """scripted(*texts): the verifier writes these, and has the tiny model's weights."""
-    def use(*texts):
-        driver = Scripted(small_tokenizer(), *texts)
-
-        def open_scripted(role, name, settings):
-            opened = open_checkpoint_sampler(role, name, settings)
-            return dataclasses.replace(opened, sampler=dataclasses.replace(opened.sampler, driver=driver))
-
-        monkeypatch.setattr(judging, "open_checkpoint_sampler", open_scripted)
-        return driver
-
-    return use
+    return lambda *texts: scripted_verifier(monkeypatch, *texts)
 
 
 def softmax_after(text_ids: list[int]) -> np.ndarray:

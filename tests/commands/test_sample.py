@@ -6,8 +6,9 @@ import io
 import pytest
 from rich.console import Console
 
-from support.evaluation_cases import CLAIM, PROMPT, scripted, small_tokenizer
+from support.evaluation_cases import CLAIM, PROMPT, scripted, scripted_verifier, small_tokenizer
 from support.paths import ROOT
+from support.reward_models import write_trl_folder
 from support.tiny_checkpoints import save_run, write_tiny_folder, write_tiny_gguf
 from tango_jax import sample
 from tango_jax.cli.command_line import load_config
@@ -111,6 +112,36 @@ def test_characters_that_a_tokenizer_does_not_know_are_named():
     assert f"warning: the verifier's {unknown}: such a model" in out
 
 
+def test_a_given_solution_is_judged_with_probabilities(folder, tmp_path, capsys, monkeypatch):
+    scripted_verifier(monkeypatch, VERIFICATION)
+    path = tmp_path / "solution.txt"
+    path.write_text(SOLUTION)
+    assert sample.main([f"--verifier={folder}", "--question=What is 3 + 4?", f"--solution={path}", *SHORT[1:]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["Question: What is 3 + 4?", "Judgement"] and lines[2] == "1. | 3 + 4 = 7"
+    [(right, p_right), (wrong, p_wrong), (verdict, p_verdict)] = [
+        line.split("   P(CORRECT) = ") for line in lines if "P(CORRECT)" in line]
+    assert (right, wrong, verdict) == ("   CORRECT", "   INCORRECT", "Verdict: INCORRECT")
+    assert p_verdict.endswith("   Answer: 8")
+    assert all(0 < float(p.split()[0]) < 1 for p in (p_right, p_wrong, p_verdict))
+    assert "   | 7 is not 8. \\boxed{INCORRECT}" in lines
+
+
+@pytest.mark.parametrize("text, steps", [("3 + 4 = 7\nso 8\nor 9", 3), ("3 + 4 = 7\nso 8\n\nor 9", 2)])
+def test_a_reward_model_judges_steps_of_plain_text(text, steps, tmp_path, capsys):
+    prm = write_trl_folder(tmp_path / "prm")
+    assert sample.main([f"--verifier={prm}", "--question=What is 3 + 4?", f"--solution={text}"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("P(CORRECT) = 0.") == steps + 1 and "no step reward" not in out
+
+
+def test_a_reward_model_judges_what_is_sampled(folder, tmp_path, capsys):
+    prm = write_trl_folder(tmp_path / "prm")
+    flags = [f"--checkpoint={folder}", f"--verifier={prm}", "--template=last_letter", "--max_new=24"]
+    assert sample.main([*flags, "--question=What is 3 + 4?"]) == 0
+    assert "The solution has no <step> blocks" in capsys.readouterr().out
+
+
 def test_mistakes_end_in_one_line(folder, capsys):
     for arguments, message in [
         (["--checkpoint=none.gguf"], "none.gguf does not exist"),
@@ -128,6 +159,11 @@ def test_mistakes_end_in_one_line(folder, capsys):
         ([f"--checkpoint={folder}", "--template=maths"], "generator.template='maths' is neither"),
         ([f"--checkpoint={folder}", "--max_new=4096"], "--max_new=4096 leaves no room for a prompt"),
         ([f"--checkpoint={folder}", *SHORT[:3], "--max_prompt=4"], "; the limit is 4: shorten it"),
+        ([], "nothing solves the question: name a --checkpoint"),
+        (["--solution=7"], "nothing judges --solution: name a --verifier"),
+        ([f"--verifier={folder}", "--solution= "], "--solution is empty: give a solution"),
+        ([f"--verifier={folder}", "--solution=7", "--second_try"], "--solution is judged greedily, and nothing"),
+        ([f"--verifier={folder}", "--solution=7", *SHORT[1:3], "--max_prompt=9"], "--solution: with its 1 steps the"),
     ]:
         with pytest.raises(SystemExit) as stopped:
             sample.main(["--question=What is 3 + 4?", *arguments])

@@ -71,6 +71,7 @@ class Job:
             config[name].max_prompt, config[name].max_response = 20_000, 400
             sampler = FakeSampler(name, texts[name], self.happened, verifier_fn if name == "verifier" else lambda: None)
             policies[name] = types.SimpleNamespace(config=config[name], template=TEMPLATES[name, "math"], role=name,
+                                                   model_config=types.SimpleNamespace(score_head=""),
                                                    tokenizer=TOKENIZER, sampler=sampler)
         task = Task("own", grade_kind, 1, lambda index: Problem(f"p{index}", "q", "1"),
                     lambda index: Problem(f"t{index}", "q", "1"))

@@ -41,7 +41,8 @@ def test_the_verifications_of_a_generator_turn_are_measured(monkeypatch):
     monkeypatch.setattr(turns, "_sample", sample)
     states = {"verifier": types.SimpleNamespace(weights=None)}
     sampling = types.SimpleNamespace(temperature=1.0, top_p=1.0, top_k=0)
-    policy = types.SimpleNamespace(role="verifier", tokenizer=None, config=sampling)
+    policy = types.SimpleNamespace(role="verifier", tokenizer=None, config=sampling,
+                                   model_config=types.SimpleNamespace(score_head=""))
     shown = []
     context = turns.RunContext(default_config(), None, {"verifier": policy}, {}, PhaseTimer(), show_fn=shown.append)
     metrics = turns.respond(context, states, "verifier", [solution()] * 4, 1, None).metrics

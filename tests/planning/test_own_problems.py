@@ -10,6 +10,7 @@ import pytest
 
 from support.own_problems import ROOMY_CPU, write_problems
 from support.paths import ROWS
+from support.reward_models import write_qwen_folder
 from support.tiny_checkpoints import MODEL, save_run, write_tiny_folder, write_tiny_gguf
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import load_shipped
@@ -363,3 +364,16 @@ def test_the_policies_can_be_built(folder, tmp_path):
         policy = make_policy(role, config[role], start_source(config, role))
         assert policy.sampler.config.row_buckets[-1] % config.rl.samples_per_prompt == 0
         assert np.all(np.diff(policy.sampler.config.prompt_buckets) > 0)
+
+
+def test_a_reward_model_may_be_the_fixed_verifier(folder, tmp_path):
+    problems, prm = write_problems(tmp_path / "problems.jsonl"), write_qwen_folder(tmp_path / "prm")
+    config = own(folder, problems, f"verifier.checkpoint={prm}", "arm=fixed_verifier", "rl.warmup_steps=0")
+    validate(config)
+    assert (config.verifier.template, config.verifier.use_chat) == ("qwen_prm", False)
+    assert config.verifier.max_prompt > config.generator.max_response
+    policy = make_policy("verifier", config.verifier, start_source(config, "verifier"))
+    assert policy.model_config.score_head == "mlp"
+    small = Machine("gpu", devices=1, memory=0.0008 * GIB)
+    config = fitted(folder, problems, small, f"verifier.checkpoint={prm}", "arm=fixed_verifier")
+    assert (config.generator.model.lora.rank > 0, config.verifier.model.lora.rank) == (True, 0)

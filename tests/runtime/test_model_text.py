@@ -55,6 +55,7 @@ any_text = st.text(st.characters(), max_size=60) | st.lists(st.sampled_from(
     [*"`~|\\<>!&#*_-\n\r\t \x1b\x9b\x07\x08\u202e\u200b\u2028\ud800é数😀", "```", "~~~", "</details>", "![](", "\\|"]
 ), max_size=24).map("".join)
 cheap = settings(max_examples=200, deadline=None, derandomize=True)
+WRITER = SimpleNamespace(tokenizer=None, model_config=SimpleNamespace(score_head=""))
 
 
 def assert_shown(text: str, kept: str = "\n\t") -> None:
@@ -198,7 +199,7 @@ def answered(monkeypatch, text: str, stream) -> None:
     monkeypatch.setattr(sample, "generator_prompt", lambda *arguments: [1])
     monkeypatch.setattr(sample, "verifier_prompt", lambda *arguments: ([1], False))
     console = RichConsole(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    sampler = sample.CheckpointSampler(SimpleNamespace(tokenizer=None), None, None, "", 10, 3)
+    sampler = sample.CheckpointSampler(WRITER, None, None, "", 10, 3)
     sample.answer(text, sampler, sampler, None, console)
 
 
@@ -241,7 +242,7 @@ def test_sample_solves_again_what_the_verdict_rejects(monkeypatch, verdict, aske
     monkeypatch.setattr(sample, "prompt_ids", build)
     stream = io.StringIO()
     console = RichConsole(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    sampler = sample.CheckpointSampler(SimpleNamespace(tokenizer=None), None, None, "", 10, 3)
+    sampler = sample.CheckpointSampler(WRITER, None, None, "", 10, 3)
     sample.answer("q", sampler, sampler, SimpleNamespace(second_try=asked), console)
     own = [line for line in stream.getvalue().splitlines() if not line.lstrip(" 1.").startswith("|")]
     is_tried = verdict == "INCORRECT" and asked

@@ -1,5 +1,6 @@
 """Samplers whose responses are written by hand, and evaluations that use them."""
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,13 +8,13 @@ import numpy as np
 
 from support.paths import ROWS
 from support.small_tokenizers import byte_level
-from tango_jax.evaluation import command
+from tango_jax.evaluation import command, judging
 from tango_jax.evaluation.command import parse_settings
 from tango_jax.evaluation.shards import GREEDY
 from tango_jax.records import Rollout
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.keys import MAX_SAMPLES
-from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
+from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, open_checkpoint_sampler
 from tango_jax.text.hf_tokenizer import make_tokenizer
 
 FILES = {  # rows of every set to solve
@@ -65,9 +66,35 @@ def scripted(tokenizer, text_fn, template=PROMPT, max_prompt=100_000, calls=None
         ids = tuple(np.array(tokenizer.encode_response(text or "<think>")) for text in texts)
         return Rollout(ids, ids, np.array([text is None for text in texts]), 1, len(texts))
 
-    source = SimpleNamespace(name="a model", tokenizer=tokenizer, load_params=lambda shardings: {})
+    source = SimpleNamespace(name="a model", tokenizer=tokenizer, load_params=lambda shardings: {},
+                             model_config=SimpleNamespace(score_head=""))
     sampler = SimpleNamespace(layout=lambda params: params, sample=sample)
     return CheckpointSampler(source, sampler, None, template, max_prompt, 3, rows, stops=stops)
+
+
+class ScriptedDriver:
+    """In place of the decode loop: row numbers decide between verifications, and calls are counted."""
+
+    def __init__(self, tokenizer, *texts):
+        self.tokenizer, self.texts, self.calls = tokenizer, texts, 0
+
+    def sample(self, weights, request):
+        self.calls += len(request.row_numbers)
+        chosen = [self.texts[int(number) % len(self.texts)] for number in request.row_numbers]
+        tokens = tuple(np.array(self.tokenizer.encode_response(text)) for text in chosen)
+        return Rollout(tokens, tokens, np.zeros(len(chosen), bool), 1, len(chosen))
+
+
+def scripted_verifier(monkeypatch, *texts) -> ScriptedDriver:
+    """The verifiers of `judge_rows` write these, with the weights of their checkpoints."""
+    driver = ScriptedDriver(small_tokenizer(), *texts)
+
+    def open_scripted(role, name, settings):
+        opened = open_checkpoint_sampler(role, name, settings)
+        return dataclasses.replace(opened, sampler=dataclasses.replace(opened.sampler, driver=driver))
+
+    monkeypatch.setattr(judging, "open_checkpoint_sampler", open_scripted)
+    return driver
 
 
 def solver(tokenizer, text_fn, **settings) -> CheckpointSampler:

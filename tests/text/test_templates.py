@@ -5,7 +5,14 @@ import pytest
 from support.letters import LETTERS
 from tango_jax.grading import parse_solution, parse_verification
 from tango_jax.records import Problem
-from tango_jax.text.templates import FIRST_ERROR, TEMPLATES, generator_prompt, load_template, verifier_prompt
+from tango_jax.text.templates import (
+    FIRST_ERROR,
+    TEMPLATES,
+    generator_prompt,
+    has_steps,
+    load_template,
+    verifier_prompt,
+)
 from tango_jax.text.tokenizer import Tokenizer
 
 NASTY = [
@@ -42,10 +49,11 @@ def test_known_templates_hold_every_field_once_filled(role, name):
         text = LETTERS.read(generator_prompt(template, LETTERS, problem))
         assert text == template.replace("{problem}", "QUESTION {braces}")
     else:
-        text = LETTERS.read(verifier_prompt(template, LETTERS, problem, "SOLUTION", 3, 10_000)[0])
+        solution = "<step>SOLUTION</step>" if has_steps(template) else "SOLUTION"
+        text = LETTERS.read(verifier_prompt(template, LETTERS, problem, solution, 3, 10_000)[0])
         assert text.count("SOLUTION") == 1 and text.index("QUESTION") < text.index("SOLUTION")
     assert text.count("QUESTION {braces}") == 1
-    assert not any(field in text for field in ("{problem}", "{solution}", "{num_steps}"))
+    assert not any(field in text for field in ("{problem}", "{solution}", "{num_steps}", "{step}"))
 
 
 @pytest.mark.parametrize("max_prompt", range(15, 28))
@@ -117,7 +125,8 @@ def test_template_given_as_its_text():
 
 @pytest.mark.parametrize("role", ["generator", "verifier"])
 def test_an_unknown_template_lists_the_known_ones(role):
-    known = {"generator": "math, plain, last_letter", "verifier": "math, math_first_error, plain, last_letter"}[role]
+    known = {"generator": "math, plain, last_letter",
+             "verifier": "math, math_first_error, plain, last_letter, trl_prm, qwen_prm"}[role]
     with pytest.raises(ValueError, match=rf"{role}\.template='maths' is neither one of {known} nor a file"):
         load_template(role, "maths")
 
