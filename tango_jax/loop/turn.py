@@ -15,9 +15,6 @@ from tango_jax.loop.gather import gather
 from tango_jax.loop.scoring import read_marks, response_logps
 from tango_jax.method.lesson import advantages_of, digest_of
 from tango_jax.method.load import Method
-from tango_jax.loop.scoring import read_marks, response_logps
-from tango_jax.method.lesson import advantages_of, digest_of
-from tango_jax.method.load import Method
 from tango_jax.method.texts import (
     build_prompts,
     read_responses,

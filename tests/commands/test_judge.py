@@ -18,10 +18,8 @@ from tango_jax.evaluation import judging
 from tango_jax.evaluation.judging import JudgeSettings, judge_rows, mark_probabilities
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
-from tango_jax.records import Rollout
-from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings, open_checkpoint_sampler
+from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings
 from tango_jax.text.templates import FIRST_ERROR
-from tango_jax.text.tokenizer import Tokenizer
 
 STEPS = {"problem": "What is 3 + 4?", "steps": ["3 + 4 = 7", "so 8"], "label": 1}
 TAGGED = {"problem": "What is 5 - 2?", "solution": "<think><step>5 - 2 = 3</step></think><answer>\\boxed{3}</answer>"}
