@@ -170,7 +170,7 @@ def test_trust_counts_judgements_that_are_read():
     t.rl.trust = (0.4, 0.55)
     memory = trust.remembering(judge_exactly)(t).memory
     # Two steps of a right solution, none rejected; two wrong ones, of which one is accepted.
-    assert trust.Evidence(*memory.evidence)[4:] == (2, 0, 2, 1, 1)
+    assert trust.Evidence(*memory.evidence)[4:9] == (2, 0, 2, 1, 1)
 
 
 def test_its_stage_one_is_of_another_kind():
