@@ -234,6 +234,7 @@ class Lesson:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     memory: Memory | None = None  # after the turn; None: as before
     step_rewards: Sequence[StepRewards] = ()  # for the report, of the generator's solutions: one for each verification
+    formula: str | None = None  # for the report, of the advantage by the reward; None: the algorithm's
 
 
 @struct.dataclass

@@ -9,6 +9,7 @@ lower case is compared with the other in lower case.
 import dataclasses
 import functools
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -39,7 +39,8 @@ class RunOutput:
         """`began`: time.monotonic(). `turns_done` also counts the turns skipped after this one."""
         timer = self.context.timer
         with timer("dump"):
-            self.dump.write(place, result, self.context.method.algorithms[place.role].formula)
+            formula = result.lesson.formula or self.context.method.algorithms[place.role].formula
+            self.dump.write(place, result, formula)
         seconds = time.monotonic() - began
         timing = timer.pop() | {"time/turn_s": seconds}
         timing["throughput/sampled_tokens_per_s"] = sampled_per_second(result.metrics, timing)

@@ -68,9 +68,9 @@ def check_fixed(config: ConfigDict, score_heads: Mapping[str, str]) -> None:
         return
     said = f"verifier.checkpoint={own.checkpoint} {ONLY_JUDGES}"
     require("verifier" not in arm.turns and not shares_policy(config), f"{said}; arm={config.arm} trains the verifier")
-    trained = {"sft.steps": own.sft.steps, "init_from": own.init_from, "adapter": own.adapter,
-               "model.lora.rank": own.model.lora.rank}
-    given = ", ".join(f"verifier.{name}={value}" for name, value in trained.items() if value)
+    without_use = {"sft.steps": own.sft.steps, "init_from": own.init_from, "adapter": own.adapter,
+                   "model.lora.rank": own.model.lora.rank, "stop_at_first_error": own.stop_at_first_error}
+    given = ", ".join(f"verifier.{name}={value}" for name, value in without_use.items() if value)
     require(not given, f"{said}; leave out {given}")
 
 

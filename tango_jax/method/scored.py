@@ -24,6 +24,7 @@ from tango_jax.records import Lesson, Problem, Responses, Rewards, Term
 from tango_jax.rl.packing import action_mask
 from tango_jax.runtime.checks import require
 
+EXACT = "1 where the solution is right, else -P / (1 - P)"
 MIN_DOUBT = 1e-30  # of 1 - p, so that quotients stay finite
 
 
@@ -48,7 +49,7 @@ def judge_exactly(t: Turn) -> Lesson:
     metrics = {"verifier/solutions_correct": np.mean([one.is_correct for one in judged.owners])}
     if is_read_B.any():
         metrics["verifier/log_likelihood"] = np.log(np.maximum(likelihood_B[is_read_B], MIN_DOUBT)).mean()
-    return Lesson(judged, reward, {"likelihood of the grade": (1.0, adv_BT)}, metrics)
+    return Lesson(judged, reward, {"likelihood of the grade, for CORRECT": (1.0, adv_BT)}, metrics, formula=EXACT)
 
 
 def judge_drawn(t: Turn) -> Lesson:
@@ -82,7 +83,7 @@ def on_one_text(t: Turn, lesson: Lesson) -> Lesson:
     def mean(values: np.ndarray) -> np.ndarray:
         return np.reshape(values, (-1, M, *np.shape(values)[1:])).mean(axis=1, dtype=np.float64).astype(np.float32)
 
-    terms = {name: (1.0, mean(np.reshape(weight, (-1, 1)) * adv_BT * factor_BT))
+    terms = {f"{name}, for CORRECT": (1.0, mean(np.reshape(weight, (-1, 1)) * adv_BT * factor_BT))
              for name, (weight, adv_BT) in lesson.terms.items()}
     reward = lesson.reward
     reward_terms = tuple(Term(term.name, 1.0, mean(term.weight * term.value)) for term in reward.terms)

@@ -286,5 +286,8 @@ def check_metrics(config, folder):
     assert last.scored_tokens == sum(row["verifier/tokens_scored"] for row in of_turns)
     assert last.sampled_tokens == sum(row["generator/tokens_sampled"] for row in of_turns)
     assert last.flops == pytest.approx(sum(row["flops/rollout"] + row["flops/training"] for row in of_turns), rel=1e-5)
-    shown = [one for row in read_rollouts(folder / "rollouts") for one in row["verifications"]]
+    rollouts = list(read_rollouts(folder / "rollouts"))
+    formulas = {row["formula"] for row in rollouts if row["role"] == "verifier"}
+    assert all(("P / (1 - P)" in one) == (config.arm == "scored_exact") for one in formulas) and len(formulas) == 1
+    shown = [one for row in rollouts for one in row["verifications"]]
     assert shown and all(" \\boxed{" in one["text"] or not one["judgements"] for one in shown)
