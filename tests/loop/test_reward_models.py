@@ -156,6 +156,7 @@ def test_only_solutions_are_judged(folder):
     (["arm=self_verify"], "arm=self_verify trains the verifier"),
     (["verifier.sft.steps=3"], r"; leave out verifier.sft.steps=3$"),
     (["verifier.model.lora.rank=4"], r"; leave out verifier.model.lora.rank=4$"),
+    (["verifier.stop_at_first_error=True"], r"; leave out verifier.stop_at_first_error=True$"),
 ])
 def test_only_a_fixed_verifier_is_a_reward_model(folder, overrides, message):
     with pytest.raises(ValueError, match=f"verifier.checkpoint={folder} is a process reward model, .*{message}"):
