@@ -152,9 +152,10 @@ def longest_that_fits(text: str, length_fn: Callable[[str], int], limit: int) ->
     return text[: bisect.bisect_right(prefixes, limit, key=lambda length: length_fn(text[:length]))]
 
 
-def judged(remarks: Sequence[str], is_right: Sequence[bool], end: str = "") -> str:
-    """A verification to imitate. The verdict is CORRECT if all steps are; `end` follows each line."""
-    marks = ["CORRECT" if right else "INCORRECT" for right in (*is_right, all(is_right))]
+def judged(remarks: Sequence[str], are_right: Sequence[bool], end: str = "", is_right: bool | None = None) -> str:
+    """A verification to imitate. `is_right`: the answer; None: it is if all steps are. `end` follows each line."""
+    verdict = all(are_right) if is_right is None else is_right
+    marks = ["CORRECT" if right else "INCORRECT" for right in (*are_right, verdict)]
     pairs = zip(remarks, marks[:-1], strict=True)
     blocks = "".join(f"<step>{remark} \\boxed{{{mark}}}</step>{end}" for remark, mark in pairs)
     final = f"<final_verification>\\boxed{{{marks[-1]}}}</final_verification>"
