@@ -21,16 +21,22 @@ from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.checkpoint import commit
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.prompt_lengths import make_over
-from tango_jax.tasks.self_text import Claim, as_fields, closed, keep_solutions, keep_verifications
+from tango_jax.tasks.self_text import (
+    GATE,
+    LOOKED_AT,
+    SELF,
+    Claim,
+    as_fields,
+    closed,
+    keep_solutions,
+    keep_verifications,
+)
 from tango_jax.tasks.tagged_examples import TaggedRow, TaggedRows, make_tagged_examples, read_tagged_rows
 from tango_jax.tasks.task import Task
 from tango_jax.tasks.worked_examples import examples_of, read_examples
 from tango_jax.text.prompts import solution_of
 from tango_jax.text.tokenizer import Tokenizer
 
-SELF = "self"  # folder in the workdir, and the value of task.stage_one
-GATE = 0.8  # share of plain samples that are well formed, from which on turns teach the rest
-LOOKED_AT = 32  # plain samples before and after a round: a share of .8 is then known to about .07
 HELDOUT_SHARE = 10  # one in so many kept rows gives the held-out loss
 LEAST_QUESTIONS = 2  # one to imitate, and one for the held-out loss
 CLOSING_TAG = {"generator": "answer", "verifier": "final_verification"}
@@ -100,7 +106,7 @@ def learn(pupil: Pupil, console: Console, save_untrained_fn: Callable[[], None],
         save_untrained_fn()
         return
     shown = examples_of(role, read_examples(pupil.config), pupil.task.min_steps)
-    with_shown = with_examples(pupil.policy, shown)
+    with_shown = with_examples(pupil.policy, shown, numbers.samples)
     console.log(f"{seen}, less than {_percent(GATE)}: its stage 1 samples {numbers.samples} responses to each of "
                 f"{len(pupil.parents)} prompts with worked examples, and imitates what is right and well formed in "
                 f"{pupil.config[role].sft.steps} updates, for up to {numbers.rounds} rounds. That is at most "

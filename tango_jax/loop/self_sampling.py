@@ -56,7 +56,7 @@ def plainly(policy: Policy, temperature: float | None = None) -> Asked:
     return Asked(_at(policy, temperature or policy.config.temperature), OWN[policy.role])
 
 
-def with_examples(policy: Policy, rows: Sequence[TaggedRow]) -> Asked:
+def with_examples(policy: Policy, rows: Sequence[TaggedRow], samples: int) -> Asked:
     """With as many examples as the model's positions allow, and a sampler for these longer prompts. Raises ValueError:
     not even one fits."""
     config, positions = policy.config, policy.model_config.max_position
@@ -77,7 +77,7 @@ def with_examples(policy: Policy, rows: Sequence[TaggedRow]) -> Asked:
                          "limits, or take a model with more positions")
     longest = min(UNIT * math.ceil(longest / UNIT), positions - config.max_response)
     asked = _at(policy, TEMPERATURE, max_prompt=longest)
-    sizes = _longer(sampler_sizes(config), longest)
+    sizes = _longer(sampler_sizes(config), longest, samples)
     sampler = make_sampler(policy.model_config, sizes, policy.tokenizer.stop_ids, policy.placement)
     return Asked(dataclasses.replace(asked, sampler=sampler), prompt)
 
@@ -93,13 +93,16 @@ def _at(policy: Policy, temperature: float, **settings: int) -> Policy:
     return dataclasses.replace(policy, config=config)
 
 
-def _longer(sizes: SamplerConfig, longest: int) -> SamplerConfig:
-    """Sizes for longer prompts: fewer rows at a time, in about the memory that was planned."""
-    tokens = longest + sizes.cache_buckets[-1]
-    rows = max(1, sizes.row_buckets[-1] * sizes.longest // tokens)
-    cache = sizes.cache_tokens and max(sizes.cache_tokens, tokens)
-    rows = min(rows, cache // tokens) if cache else rows
-    return dataclasses.replace(sizes, prompt_buckets=(longest,), row_buckets=(rows,), cache_tokens=cache)
+def _longer(sizes: SamplerConfig, longest: int, samples: int) -> SamplerConfig:
+    """Sizes for longer prompts: fewer rows at a time, in the memory that was planned for rows with a prompt each. Where
+    `cache_tokens` is off, the samples of a prompt share its keys and values."""
+    new = sizes.cache_buckets[-1]
+    if sizes.cache_tokens:
+        cache = max(sizes.cache_tokens, longest + new)
+        rows = min(sizes.row_buckets[-1], cache // (longest + new))
+    else:
+        cache, rows = 0, sizes.row_buckets[-1] * sizes.longest // (-(-longest // samples) + new)
+    return dataclasses.replace(sizes, prompt_buckets=(longest,), row_buckets=(max(1, rows),), cache_tokens=cache)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tango_jax.loop.init_from import sft_directory
-from tango_jax.loop.self_rounds import CLOSING_TAG, HELP, SELF, Pupil, as_solution, learn
+from tango_jax.loop.self_rounds import CLOSING_TAG, HELP, Pupil, as_solution, learn
 from tango_jax.loop.self_sampling import PartSampler, plainly
 from tango_jax.method.texts import build_prompts
 from tango_jax.records import Problem
@@ -33,7 +33,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
-from tango_jax.tasks.self_text import Claim, choose_claims, closed
+from tango_jax.tasks.self_text import SELF, Claim, choose_claims, closed
 from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import OWN
 from tango_jax.tracking.provenance import Provenance

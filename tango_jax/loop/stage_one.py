@@ -20,7 +20,6 @@ from tango_jax.config import ROLES
 from tango_jax.loop.breakdown import names_memory
 from tango_jax.loop.imitation import heldout_batch, sft_batch, sft_pairs
 from tango_jax.loop.init_from import UNTRAINED, check_stage_one, passes_gate, sft_directory, what_it_lacks
-from tango_jax.loop.self_rounds import SELF
 from tango_jax.loop.self_stage_one import OwnStageOne
 from tango_jax.models.lora import is_adapter_tree, split
 from tango_jax.records import Batch, TrainState, with_base
@@ -31,6 +30,7 @@ from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored
 from tango_jax.runtime.console import Console, Stage
 from tango_jax.runtime.trees import first_not_finite, tree_fingerprint
 from tango_jax.sharding.layouts import fetch, with_shardings
+from tango_jax.tasks.self_text import SELF
 from tango_jax.tasks.task import Task
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log

@@ -12,6 +12,10 @@ from tango_jax.records import Problem
 from tango_jax.tasks.arithmetic import has_short_decimals, number_text, value_of
 from tango_jax.tasks.tagged_examples import TaggedRow
 
+SELF = "self"  # the value of task.stage_one, the keys' group, and the folder in the workdir
+GATE = 0.8  # share of samples by the plain prompt that are well formed, from which on turns teach the rest
+LOOKED_AT = 32  # such samples before and after a round: a share of .8 is then known to about .07
+
 # A computation and its result, as in `7 + 5 = 12`.
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 _COMPUTATION = re.compile(rf"(\(?{_NUMBER}(?:[ ()]*[-+*/][ (]*{_NUMBER}\)?)+) *= *({_NUMBER})(?![\d.,]*\d)")
