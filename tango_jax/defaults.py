@@ -45,7 +45,7 @@ TASK: Group = {
                      "is measured on it, not on rows set aside by task.validation. self: the model's own samples that "
                      "turn out right (loop/self_stage_one.py). Empty: nothing, and sft.steps must be 0."),
     "examples": Key("", None, "With task.stage_one=self: a file of worked examples that the first prompts show, with "
-                    "rows as of a file for task.stage_one. Empty: five of school mathematics "
+                    "rows as of a file for task.stage_one. Empty: some of school mathematics "
                     "(tasks/worked_examples.py)."),
     "sft_words": Key((2, 8), COUNT, "last_letter: fewest and most words of stage 1's problems."),
     "sft_letters": Key((3, 8), COUNT, "last_letter: fewest and most letters of their words."),

@@ -57,8 +57,11 @@ def plainly(policy: Policy, temperature: float | None = None) -> Asked:
 
 
 def with_examples(policy: Policy, rows: Sequence[TaggedRow], samples: int) -> Asked:
-    """With as many examples as the model's positions allow, and a sampler for these longer prompts. Raises ValueError:
-    not even one fits."""
+    """With as many examples as the model's positions allow, and a sampler for these longer prompts. They are plain
+    text, without the chat template: a model goes on with a text as it began, and answers a question in its own way.
+    Raises ValueError: not even one fits."""
+    plain_text = dataclasses.replace(policy.tokenizer, chat_fn=None)
+    policy = dataclasses.replace(policy, tokenizer=plain_text)
     config, positions = policy.config, policy.model_config.max_position
     empty, added = Problem("", "", ""), 0
     parent = empty if policy.role == "generator" else solution_of(empty, "")

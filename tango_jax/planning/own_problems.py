@@ -234,8 +234,8 @@ def set_turns(settings: OpenSettings, scale: Scale, training: int, heldout: int)
 def set_stage_one(
     settings: OpenSettings, scale: Scale, models: dict[str, ModelConfig], training: int
 ) -> list[str]:
-    """A stage 1 of own samples, which a role that follows its prompt leaves out (loop/self_stage_one.py); none where the
-    keys in `given` say what stage 1 is, or a role goes on from another run. Returns a line that says so."""
+    """A stage 1 of own samples, which a role that follows its prompt leaves out (loop/self_stage_one.py). None where
+    the keys in `given` say what stage 1 is, or a role goes on from another run. Returns a line that says so."""
     config, arm = settings.config, arm_or_none(settings.config)
     goes_on = config.fork_of or any(config[role].init_from or kind_of(config[role].checkpoint) == "workdir"
                                     for role in ROLES)
@@ -260,10 +260,10 @@ def set_stage_one(
         settings.put(f"{role}.sft.optimizer.warmup_steps", STAGE_ONE_STEPS // 8)
     count, rounds = config[SELF].problems * config[SELF].samples, config[SELF].rounds
     steps = ", ".join(f"{role}.sft.steps={config[role].sft.steps}" for role in taught)
-    return [f"stage 1: the run first looks at {LOOKED_AT} samples of each role. If less than {100 * GATE:.0f} % of them "
-            f"follow the prompt's layout, the role learns it from its own samples: up to self.rounds={rounds} rounds "
-            f"of self.problems={config[SELF].problems} x self.samples={config[SELF].samples} = {count} samples and "
-            f"updates ({steps}). Without it: --config.task.stage_one="]
+    return [f"stage 1: the run first looks at {LOOKED_AT} samples of each role. If less than {100 * GATE:.0f} % of "
+            f"them follow the prompt's layout, the role learns it from its own samples: up to self.rounds={rounds} "
+            f"rounds of self.problems={config[SELF].problems} x self.samples={config[SELF].samples} = {count} samples "
+            f"and updates ({steps}). Without it: --config.task.stage_one="]
 
 
 def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training: int) -> str:

@@ -1,8 +1,8 @@
 """Worked examples that a prompt shows, so that a model that never learned the tags writes them.
 
 Stage 1 without a teacher (loop/self_stage_one.py) samples with them. `task.examples` names a file of one's own, in the
-form of `task.stage_one` (tagged_examples.py). The examples here are of school mathematics. The verifier is shown all of
-them, the generator those without a mistake.
+form of `task.stage_one` (tagged_examples.py). The examples here are of school mathematics. The verifier is shown the
+first ones, the generator the first without a mistake.
 """
 
 from ml_collections import ConfigDict
@@ -17,26 +17,36 @@ from tango_jax.text.templates import judged
 
 # Question, steps, answer, remarks on the steps, which steps are right, and whether the answer is.
 _MATH = (
+    ("Sam has 6 marbles and finds 3 more. How many marbles does Sam have?",
+     ("6 + 3 = 9 marbles.", "So Sam has 9 marbles."), "9",
+     ("6 + 3 = 9.", "This is the sum of both."), (True, True), True),
+    ("What is 17 + 25?",
+     ("The tens are 10 + 20 = 30.", "The ones are 7 + 5 = 13.", "Together this is 30 + 13 = 43."), "43",
+     ("10 + 20 = 30.", "7 + 5 is 12, not 13.", "It adds its two sums, 30 + 13 = 43."), (True, False, True), False),
     ("A shop sells pens for 3 dollars each. Tom buys 4 pens and pays with 20 dollars. How many dollars does he get "
      "back?",
      ("4 pens cost 4 * 3 = 12 dollars.", "Tom pays with 20 dollars.", "He gets back 20 - 12 = 8 dollars."), "8",
      ("4 pens at 3 dollars cost 4 * 3 = 12.", "The problem says so.", "20 - 12 = 8 is what is left."),
      (True, True, True), True),
-    ("What is 17 + 25?",
-     ("The tens are 10 + 20 = 30.", "The ones are 7 + 5 = 13.", "Together this is 30 + 13 = 43."), "43",
-     ("10 + 20 = 30.", "7 + 5 is 12, not 13.", "It adds its two sums, 30 + 13 = 43."), (True, False, True), False),
-    ("What is 6 * 14?",
-     ("6 times the ten is 6 * 10 = 60.", "6 times the ones is 6 * 4 = 24.", "Together this is 60 + 24 = 84."), "84",
-     ("6 * 10 = 60.", "6 * 4 = 24.", "60 + 24 = 84."), (True, True, True), True),
     ("Anna reads 12 pages a day. How many pages does she read in a week?",
      ("A week has 7 days.", "She reads 7 * 12 = 94 pages.", "In a week she reads 84 pages."), "84",
      ("A week has 7 days.", "7 * 12 is 84, not 94.", "84 pages is what 7 days of 12 pages make."),
      (True, False, True), True),
+    ("Mia has 11 stickers and gives away 4. How many stickers are left?",
+     ("11 - 4 = 7 stickers.", "So 7 stickers are left."), "7",
+     ("11 - 4 = 7.", "This is what is left."), (True, True), True),
+    ("A box holds 6 eggs. How many eggs are in 4 boxes?",
+     ("4 * 6 = 24 eggs.", "So 24 eggs are in 4 boxes."), "24",
+     ("4 * 6 = 24.", "This is the product."), (True, True), True),
+    ("What is 6 * 14?",
+     ("6 times the ten is 6 * 10 = 60.", "6 times the ones is 6 * 4 = 24.", "Together this is 60 + 24 = 84."), "84",
+     ("6 * 10 = 60.", "6 * 4 = 24.", "60 + 24 = 84."), (True, True, True), True),
     ("A train needs 3 hours for 150 km. How many km does it drive in 5 hours at that speed?",
      ("In one hour it drives 150 / 3 = 50 km.", "It drives for 5 hours.", "In 5 hours it drives 5 * 50 = 250 km."),
      "250",
      ("150 / 3 = 50.", "The problem says so.", "5 * 50 = 250."), (True, True, True), True),
 )
+SHOWN = 5  # examples in a prompt, at most: more make prompts longer, and the format clear no sooner
 
 
 def read_examples(config: ConfigDict) -> list[TaggedRow]:
@@ -59,9 +69,9 @@ def read_examples(config: ConfigDict) -> list[TaggedRow]:
 def examples_of(role: str, rows: list[TaggedRow], min_steps: int) -> list[TaggedRow]:
     """Those that the role's prompt shows."""
     if role == "verifier":
-        return [row for row in rows if row.verification]
+        return [row for row in rows if row.verification][:SHOWN]
     return [row for row in rows
-            if parse_solution(row.solution, min_steps).format_score == 1.0 and not _has_mistake(row)]
+            if parse_solution(row.solution, min_steps).format_score == 1.0 and not _has_mistake(row)][:SHOWN]
 
 
 def prompt_with(role: str, rows: list[TaggedRow]) -> Prompt:

@@ -9,7 +9,7 @@ from tango_jax.config import ROLES, default_config
 from tango_jax.grading import grade_many, parse_solution, parse_verification
 from tango_jax.records import Problem
 from tango_jax.tasks.arithmetic import value_of
-from tango_jax.tasks.worked_examples import examples_of, prompt_with, read_examples
+from tango_jax.tasks.worked_examples import SHOWN, examples_of, prompt_with, read_examples
 from tango_jax.text.hf_tokenizer import make_tokenizer
 from tango_jax.text.prompts import OWN, prompt_ids, solution_of
 from tango_jax.text.templates import load_template
@@ -24,9 +24,9 @@ def config_of(**task):
 
 
 def test_the_shipped_examples_are_well_formed_and_say_what_is_right():
-    rows = read_examples(config_of(min_steps=3))
+    rows = read_examples(config_of(min_steps=2))
     for row in rows:
-        assert parse_solution(row.solution, 3).format_score == 1.0
+        assert parse_solution(row.solution, 2).format_score == 1.0
         found = parse_verification(row.verification, row.num_steps)
         assert found.aligned and found.format_score == 1.0
         steps = parse_solution(row.solution).steps
@@ -35,13 +35,15 @@ def test_the_shipped_examples_are_well_formed_and_say_what_is_right():
             if left:
                 expression = "".join(left.split()[-3:])
                 assert (value_of(expression) == value_of(result.split()[0].rstrip("."))) == is_right, step
-    verdicts = {parse_verification(row.verification, row.num_steps).verdict for row in rows}
-    assert verdicts == {"CORRECT", "INCORRECT"}
-    shown = examples_of("generator", rows, 3)
-    assert 2 < len(shown) < len(rows) == len(examples_of("verifier", rows, 3))
-    answers = {"A shop": "8", "What is 6": "84", "A train": "250"}
-    golds = [next(gold for start, gold in answers.items() if row.problem.question.startswith(start)) for row in shown]
-    assert all(grade_many([row.solution for row in shown], golds, "string").correct)
+    answers = {"Sam has": "9", "A shop": "8", "Mia has": "7", "A box": "24", "What is 6": "84", "A train": "250"}
+    for min_steps, count in ((2, SHOWN), (3, 3)):
+        shown = examples_of("generator", rows, min_steps)
+        golds = [next(gold for start, gold in answers.items() if row.problem.question.startswith(start))
+                 for row in shown]
+        assert len(shown) == count and all(grade_many([row.solution for row in shown], golds, "string").correct)
+    shown = [parse_verification(row.verification, row.num_steps) for row in examples_of("verifier", rows, 2)]
+    assert len(shown) == SHOWN and {one.verdict for one in shown} == {"CORRECT", "INCORRECT"}
+    assert any(one.verdict == "CORRECT" and False in one.judgements for one in shown)  # as with a damaged step
 
 
 @pytest.mark.parametrize("role", ROLES)
