@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,7 +150,7 @@ def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked
             console.log(f"the {pupil.role} starts from round {result}, as round {number} was no better")
             break
         result, share, before = number, after, len(kept)
-        hosts.in_first(lambda done=number: _remove_weights(pupil, but=done))
+        hosts.in_first(lambda earlier=range(1, number): _remove_weights(pupil, earlier))
         if share >= GATE:
             break
     if share < GATE:
@@ -212,16 +212,14 @@ def _check_enough(pupil: Pupil, kept: list[TaggedRow], sampled: list[list[Sample
     raise ValueError(f"task.stage_one=self: {said}{what}: too few to imitate; {HELP}")
 
 
-def _remove_weights(pupil: Pupil, but: int) -> None:
-    """Of all rounds but one."""
-    for folder in pupil.home.glob("round_*/sft"):
-        if folder.parent.name != f"round_{but}":
-            shutil.rmtree(folder)
+def _remove_weights(pupil: Pupil, rounds: Iterable[int]) -> None:
+    for number in rounds:
+        shutil.rmtree(pupil.home / f"round_{number}" / "sft", ignore_errors=True)
 
 
 def _move(pupil: Pupil, result: int, workdir: Path) -> None:
     """The result becomes the run's stage 1: only what is finished is found there."""
-    _remove_weights(pupil, but=result)
+    _remove_weights(pupil, set(range(1, pupil.config[SELF].rounds + 1)) - {result})
     final = sft_directory(workdir, pupil.role)
     final.parent.mkdir(exist_ok=True)
     commit(sft_directory(pupil.home / f"round_{result}", pupil.role), final)

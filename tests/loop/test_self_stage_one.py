@@ -19,7 +19,7 @@ from support.tiny_checkpoints import write_tiny_folder
 from support.tiny_train import repeatable_rows
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES
-from tango_jax.loop import run, self_sampling
+from tango_jax.loop import run, self_rounds, self_sampling
 from tango_jax.loop.resume import abstract_states
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.method.texts import make_solution, make_verification
@@ -213,6 +213,32 @@ def test_a_round_that_does_not_help_is_not_taken(config, policies, tmp_path, mon
     assert "starts from round 1, as round 2 was no better" in said
     assert "ends its stage 1 with 60 % well-formed samples, less than 80 %" in said
     assert tree_fingerprint(weights["generator"]) == script.seen["generator"][1]
+
+
+@pytest.mark.parametrize("at", ["_move", "commit"])
+def test_a_stop_between_the_last_round_and_its_end_loses_nothing(config, policies, tmp_path, monkeypatch, taught, at):
+    monkeypatch.setattr(self_rounds, at, raises_once := Raises(getattr(self_rounds, at)))
+    script = Script(SHARES)
+    config.verifier.sft.steps = 0
+    with pytest.raises(KeyboardInterrupt):
+        stage_one(config, tmp_path, script, monkeypatch, policies=policies)
+    calls = len(script.calls)
+    weights = stage_one(config, tmp_path, script, monkeypatch, policies=policies)
+    assert raises_once.calls == 2 and len(script.calls) == calls
+    assert tree_fingerprint(weights["generator"]) == tree_fingerprint(taught[2]["generator"])
+
+
+class Raises:
+    """At the first call."""
+
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *args):
+        self.calls += 1
+        if self.calls == 1:
+            raise KeyboardInterrupt
+        return self.function(*args)
 
 
 def test_rounds_end_when_no_more_are_kept(folder, problems, policies, tmp_path, monkeypatch, capsys):
