@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from tango_jax.grading import parse_solution, parse_verification
+from tango_jax.grading import parse_verification
 from tango_jax.loop.init_from import sft_directory
 from tango_jax.loop.self_sampling import TEMPERATURE, Asked, PartSampler, Sampled, plainly, with_examples
 from tango_jax.records import Problem, Solution
@@ -28,6 +28,7 @@ from tango_jax.tasks.self_text import (
     Claim,
     as_fields,
     closed,
+    is_well_formed,
     keep_solutions,
     keep_verifications,
 )
@@ -88,10 +89,10 @@ class Pupil(NamedTuple):
     def _is_well_formed(self, parent: Problem | Claim, one: Sampled, is_cut: bool) -> bool:
         text = closed(one.text, CLOSING_TAG[self.role]) if is_cut else one.text.strip()
         if self.role == "generator":
-            score = parse_solution(text, self.task.min_steps).format_score
+            is_formed = is_well_formed(text, self.task.min_steps)
         else:
-            score = parse_verification(text, parent.num_steps).format_score
-        return score == 1.0 and (is_cut or not one.is_truncated)
+            is_formed = parse_verification(text, parent.num_steps).format_score == 1.0
+        return is_formed and (is_cut or not one.is_truncated)
 
 
 def learn(pupil: Pupil, console: Console, save_untrained_fn: Callable[[], None], workdir: Path) -> None:

@@ -37,14 +37,19 @@ def closed(text: str, tag: str) -> str:
     return f"{head}{end}".strip()
 
 
+def is_well_formed(text: str, min_steps: int) -> bool:
+    """Whether the format score is full, and no step begins in another: small models write `<step>` twice."""
+    parsed = parse_solution(text, min_steps)
+    return parsed.format_score == 1.0 and not any("<step>" in step for step in parsed.steps)
+
+
 def keep_solutions(
     problems: Sequence[Problem], texts: Sequence[Sequence[tuple[str, bool]]], most: int, min_steps: int
 ) -> list[TaggedRow]:
     """Of each problem's (text, is right) at most `most` different ones that are right and well formed."""
     kept = []
     for problem, own in zip(problems, texts, strict=True):
-        good = dict.fromkeys(text for text, is_right in own
-                             if is_right and parse_solution(text, min_steps).format_score == 1.0)
+        good = dict.fromkeys(text for text, is_right in own if is_right and is_well_formed(text, min_steps))
         kept += [TaggedRow(problem, text, len(parse_solution(text).steps), "") for text in itertools.islice(good, most)]
     return kept
 
@@ -59,11 +64,10 @@ def choose_claims(
     for place, own in enumerate(itertools.zip_longest(*texts)):  # first samples, second samples, ...
         for number, (problem, sample) in enumerate(zip(problems, own, strict=True)):
             text, is_right = sample or ("", False)
-            parsed = parse_solution(text, min_steps)
-            if parsed.format_score < 1.0 or (problem.id, text) in seen:
+            if not is_well_formed(text, min_steps) or (problem.id, text) in seen:
                 continue
             seen.add((problem.id, text))
-            claim = Claim(problem, text, len(parsed.steps), is_right)
+            claim = Claim(problem, text, len(parse_solution(text).steps), is_right)
             kinds["right" if is_right else "wrong"].append(claim)
             if is_right and (found := damage(claim, np.random.default_rng((seed, place, number)))):
                 kinds["damaged"].append(found)

@@ -19,6 +19,7 @@ from support.tiny_checkpoints import write_tiny_folder
 from support.tiny_train import repeatable_rows
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES
+from tango_jax.grading import parse_solution
 from tango_jax.loop import run, self_rounds, self_sampling
 from tango_jax.loop.resume import abstract_states
 from tango_jax.loop.stage_one import run_stage_one
@@ -32,6 +33,7 @@ from tango_jax.tasks.tagged_examples import read_tagged_rows
 from tango_jax.text.prompts import OWN
 from tango_jax.text.templates import judged
 from tango_jax.tracking.metrics import read_metrics
+from tango_jax.viewer.runs import own_samples
 
 SILENT = Console(enabled=False)
 PROBLEMS, SAMPLES = 10, 4
@@ -94,7 +96,7 @@ class Script:
         marks = [True] * len(parent.steps)
         # The script knows the gold answer, and reads the sum of the first step.
         verdict = f"\\boxed{{{parent.problem.answer}}}" in parent.text
-        marks[0] = parent.steps[0].endswith(f" {parent.problem.answer}.") == self.is_verdict_right(number)
+        marks[0] = parse_solution(parent.text).steps[0].endswith(f" {parent.problem.answer}.") == self.is_verdict_right(number)
         text = judged([f"{letter}{place}" for place in range(len(marks))], marks,
                       is_right=verdict == self.is_verdict_right(number))
         text = f"{text}{more}" if is_formed else "Right."
@@ -164,6 +166,9 @@ def test_rounds_sample_keep_and_imitate_until_the_gate(config, policies, taught,
         assert peek_meta(tmp_path / f"sft/{role}/checkpoints").step == config[role].sft.steps
         assert not list(tmp_path.glob(f"self/{role}/round_*/sft/*/*"))  # the result has been moved
         assert script.seen[role][-1] == tree_fingerprint(weights[role])
+    told = own_samples(tmp_path)  # in the report
+    assert [line.split()[4] for line in told] == list(ROLES) and told[0].endswith("it starts from round 2")
+    assert "untrained, 0% of its responses to the plain prompt were well formed; round 1: 40 samples" in told[0]
     # Another run finds the result, and samples nothing.
     calls = len(script.calls)
     again = stage_one(config, tmp_path, script, monkeypatch, policies=policies)

@@ -32,7 +32,7 @@ def test_only_right_and_well_formed_solutions_are_kept_each_once_and_few_of_a_pr
         [(solution(0, 1), True), (solution(0, 1), True), (solution(0, 2), False), (solution(0, 1, "a "), True)],
         [("<answer>\\boxed{2}</answer>", True), (f"Sure. {solution(1, 2)}", True)],  # no steps; a full format
         [(solution(2, 3, letter), True) for letter in "abc"],
-        [(solution(3, 5), False)],
+        [(solution(3, 5), False), (solution(3, 4, "<step>"), True)],  # a step in a step
     ]
     kept = keep_solutions(PROBLEMS, texts, most=2, min_steps=2)
     assert [row.problem.id for row in kept] == ["0", "0", "1", "2", "2"]
