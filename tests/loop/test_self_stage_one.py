@@ -96,7 +96,8 @@ class Script:
         marks = [True] * len(parent.steps)
         # The script knows the gold answer, and reads the sum of the first step.
         verdict = f"\\boxed{{{parent.problem.answer}}}" in parent.text
-        marks[0] = parse_solution(parent.text).steps[0].endswith(f" {parent.problem.answer}.") == self.is_verdict_right(number)
+        first = parse_solution(parent.text).steps[0]
+        marks[0] = first.endswith(f" {parent.problem.answer}.") == self.is_verdict_right(number)
         text = judged([f"{letter}{place}" for place in range(len(marks))], marks,
                       is_right=verdict == self.is_verdict_right(number))
         text = f"{text}{more}" if is_formed else "Right."
