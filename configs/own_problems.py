@@ -9,9 +9,10 @@ Command:   python -m tango_jax.train --config=own_problems --model=MODEL --probl
 Hardware:  any. Batches are as large as memory and the number of problems allow. The two policies with optimizer states,
            references and the gradients of an update take 40 bytes per parameter of MODEL: 5.4 GB for 135 M parameters,
            60 GB for 1.5 B.
-Expected:  the run first prints what it chose and why. There is no stage 1, so the model must be able to follow the
-           prompt's instruction to answer in tagged steps. Set any key with --config.key=value. The settings that depend
-           on it are chosen again. Where solutions differ in their number of steps, set
+Expected:  the run first prints what it chose and why. A model that does not follow the prompt's instruction to answer
+           in tagged steps learns it in stage 1, from its own samples that are right (task.stage_one=self): the run
+           first looks at 32 of them. Set any key with --config.key=value. The settings that depend on it are chosen
+           again. Where solutions differ in their number of steps, set
            --config.generator.loss.step_norm=solutions: the published form made solutions of a task of words
            a fifth shorter (configs/results/step_forms.md).
 """

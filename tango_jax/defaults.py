@@ -42,8 +42,11 @@ TASK: Group = {
     "stage_one": Key("", None, "math: what stage 1 imitates: gsm8k (worked answers of task.train); a file whose rows "
                      "have question, tagged solution and, for the verifier's stage 1, verification; or a workdir of "
                      "stage 0, for its train.parquet. If a validation.parquet is in the same folder, the held-out loss "
-                     "is measured on it, not on rows set aside by task.validation. Empty: nothing, and sft.steps must "
-                     "be 0."),
+                     "is measured on it, not on rows set aside by task.validation. self: the model's own samples that "
+                     "turn out right (loop/self_stage_one.py). Empty: nothing, and sft.steps must be 0."),
+    "examples": Key("", None, "With task.stage_one=self: a file of worked examples that the first prompts show, with "
+                    "rows as of a file for task.stage_one. Empty: some of school mathematics "
+                    "(tasks/worked_examples.py)."),
     "sft_words": Key((2, 8), COUNT, "last_letter: fewest and most words of stage 1's problems."),
     "sft_letters": Key((3, 8), COUNT, "last_letter: fewest and most letters of their words."),
     "rl_words": Key((2, 6), COUNT, "last_letter: words of the generator's problems."),
@@ -114,6 +117,14 @@ GENERATE: Group = {
                     Change.ROUNDING),
 }
 
+# With task.stage_one=self.
+SELF: Group = {
+    "problems": Key(256, COUNT, "task.stage_one=self: training problems that a round samples responses to."),
+    "samples": Key(4, Range(1, MAX_SAMPLES), "task.stage_one=self: responses to each."),
+    "keep": Key(2, COUNT, "task.stage_one=self: most responses to a problem, or to a solution, that are imitated."),
+    "rounds": Key(3, COUNT, "task.stage_one=self: most rounds of sampling and imitating."),
+}
+
 # Runs of an experiment (`python -m tango_jax.ablate`). A run depends on none of these keys.
 ABLATION: Group = {
     "arms": Key(("tango", "grpo", "fixed_verifier", "fixed_verifier_warm", "fixed_generator", "gold_steps"), None,
@@ -140,6 +151,7 @@ GROUPS: Group = {
     "verifier": ROLE,
     "rl": RL,
     "generate": GENERATE,
+    "self": SELF,
     "eval": {
         "every": Key(10, COUNT, "Generator steps between evaluations.", Change.ROUNDING),
         "problems": Key(200, COUNT, "Held-out problems for the generator's own prompt, decoded greedily."),

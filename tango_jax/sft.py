@@ -55,7 +55,8 @@ def _run(config: ConfigDict, workdir: Path, console: Console, preemption: hosts.
     with locked(workdir, console):
         check_config(config, workdir / "config.json")
         provenance = begin(config, workdir, console)
-        needed = ROLES if config.verifier.sft.start == "generator" or shares_policy(config) else trained
+        needs_both = config.verifier.sft.start == "generator" or config.task.stage_one == "self"
+        needed = ROLES if needs_both or shares_policy(config) else trained
         check_init_from(config, needed)
         policies = make_policies(config, shares_policy(config))
         _, task = rehearsed(config, policies)

@@ -241,7 +241,8 @@ def understood(line: str) -> tuple[dict, list[str]]:
 
 @pytest.mark.long
 def test_ones_own_problems_train_with_the_readmes_command(tmp_path):
-    """Word for word: plain rows and a tiny checkpoint in an otherwise empty folder."""
+    """Word for word: plain rows and a tiny checkpoint in an otherwise empty folder. Of its random weights stage 1 has
+    nothing to learn, which one line says; without it the run is whole."""
     [shown] = [line for page, line in SHOWN if page == "README.md" and "--config=own_problems" in line]
     assert shlex.split(shown) == ["python", "-m", "tango_jax.train", "--config=own_problems", "--model=MODEL",
                                   "--problems=problems.jsonl", "--workdir=runs/mine"]
@@ -250,15 +251,20 @@ def test_ones_own_problems_train_with_the_readmes_command(tmp_path):
     write_problems(tmp_path / "problems.jsonl", 5)
     write_tiny_folder(tmp_path / "MODEL", dataclasses.replace(MODEL, num_layers=1))
     done = run_python(shlex.split(shown)[1:], tmp_path)
+    assert done.code == 2 and done.stderr.splitlines()[-1].startswith("error: task.stage_one=self: the generator's"), (
+        done.stderr)
+    assert "0 % of 4 samples with the plain prompt are well formed" in done.stdout
+    command = [*shlex.split(shown)[1:-1], "--config.task.stage_one=", "--workdir=runs/none"]
+    done = run_python(command, tmp_path)
     assert done.code == 0, done.stderr
     assert "problems: 4 for training and 1 held out, of 5 in problems.jsonl, read as math: " in done.stdout
     assert "a generator prompt: '<|endoftext|><|im_start|>user\\nSolve the problem below." in done.stdout
-    summary = json.loads((tmp_path / "runs/mine/summary.json").read_text())
+    summary = json.loads((tmp_path / "runs/none/summary.json").read_text())
     assert summary["generator"]["accuracy_final"] == 0.0  # its weights are random
-    settings = json.loads((tmp_path / "runs/mine/config.json").read_text())
+    settings = json.loads((tmp_path / "runs/none/config.json").read_text())
     assert settings["notes"].startswith("problems: 4 for training") and settings["generator.use_chat"] is True
-    again = run_python(shlex.split(shown)[1:], tmp_path)
-    assert again.code == 0 and "runs/mine holds a finished run" in again.stdout, again.stderr
+    again = run_python(command, tmp_path)
+    assert again.code == 0 and "runs/none holds a finished run" in again.stdout, again.stderr
 
 
 def test_the_tables_of_the_step_count_are_those_that_are_shown(capsys):

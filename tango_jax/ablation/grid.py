@@ -40,6 +40,7 @@ NOT_IN_STAGE_ONE = (
         "top_k", "top_p",
     )),
 )
+OF_SAMPLES = ("grader", "temperature", "top_k", "top_p")  # what a stage 1 of own samples depends on as well
 SHORTENED = ("task.", "rl.")  # left out of the names of cells
 LABEL = re.compile(r"[\w.+-]+")
 MAX_NAME = 200  # characters; file systems allow 255 bytes
@@ -91,7 +92,8 @@ def stage_one_facts(config: ConfigDict) -> dict[str, str] | None:
     """All that the result of stage 1 depends on; None if no role has one."""
     if not any(config[role].sft.steps and not config[role].init_from for role in ROLES):
         return None
-    patterns = list(NOT_IN_STAGE_ONE)
+    patterns = [pattern for pattern in NOT_IN_STAGE_ONE
+                if config.task.stage_one != "self" or pattern.rpartition(".")[2] not in OF_SAMPLES]
     for role in ROLES:
         if config[role].sft.full or not config[role].model.lora.rank:
             patterns += [f"{role}.model.lora.*", f"{role}.sft.full"]

@@ -15,7 +15,7 @@ from tango_jax.ablation.grid import Cell, make_cells, stage_one_facts
 from tango_jax.cli.config_file import stored_config
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config
-from tango_jax.loop.init_from import check_init_from, sft_directory
+from tango_jax.loop.init_from import UNTRAINED, check_init_from, sft_directory
 from tango_jax.method.load import stage_one_kind
 from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.runtime import hosts
@@ -38,7 +38,8 @@ class StageOne:
 
     def is_finished(self) -> bool:
         found = {role: peek_meta(sft_directory(self.folder, role) / "checkpoints") for role in self.roles}
-        return all(meta is not None and meta.step >= self.config[role].sft.steps for role, meta in found.items())
+        return all(one is not None and (one.step >= self.config[role].sft.steps or one.meta.get(UNTRAINED))
+                   for role, one in found.items())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,9 @@ from tango_jax.tasks.registry import SYNTHETIC, TASKS
 from tango_jax.tasks.sizes import SPLITS, describe_sizes, size_ranges
 from tango_jax.tasks.tagged_examples import read_stage_one
 from tango_jax.tasks.user_task import load_user_task
+from tango_jax.tasks.worked_examples import read_examples
 
-FILE_KEYS = ("train", "test", "stage_one")  # of task; for problems from files
+FILE_KEYS = ("train", "test", "stage_one", "examples")  # of task; for problems from files
 LENGTHS = tuple(f"{role}.{name}" for role in ROLES for name in ("max_", "pack_length", "sft.pack_length"))
 
 
@@ -24,6 +25,8 @@ def check_task(config: ConfigDict, mistakes: Mistakes, method: Method | None) ->
     with mistakes.collected():
         grader_of(config.task)
     if is_user_code(config.task.name):
+        mistakes.require(config.task.stage_one != "self", f"task.stage_one=self needs task.name=math, and task.name="
+                         f"{config.task.name} has texts of its own to imitate: leave task.stage_one empty")
         with mistakes.collected():
             load_user_task(config)
     elif not mistakes.one_of("task.name", config.task.name, TASKS):
@@ -49,7 +52,7 @@ def _check_math(config: ConfigDict, mistakes: Mistakes, method: Method | None) -
                          "tokenizer: name a folder, a hub id or a .gguf file")
         mistakes.require(config[role].sft.steps == 0 or bool(config[role].init_from) or bool(task.stage_one),
                          f"{role}.sft.steps={config[role].sft.steps} needs text to imitate: set task.stage_one to "
-                         "gsm8k or a file, or the steps to 0")
+                         "self, gsm8k or a file, or the steps to 0")
     for needed, is_needed in (("step labels", method and method.arm.needs_gold_steps),
                               ("a curriculum", method and "curriculum" in method.streams)):
         mistakes.require(not is_needed, f"arm={config.arm} needs a task with {needed}; task.name=math has none: choose "
@@ -63,7 +66,11 @@ def _check_math(config: ConfigDict, mistakes: Mistakes, method: Method | None) -
     if task.test:
         with mistakes.collected("task.test: "):
             _count_problems(task.test)
-    if task.stage_one == "gsm8k":
+    mistakes.require(not task.examples or task.stage_one == "self", f"task.examples={task.examples} is read with "
+                     f"task.stage_one=self only, and it is {task.stage_one!r}: leave it out, or set it to self")
+    if task.stage_one == "self":
+        _check_own_samples(config, mistakes)
+    elif task.stage_one == "gsm8k":
         with mistakes.collected():
             _check_worked_answers(task)
     elif task.stage_one:
@@ -103,6 +110,15 @@ def _check_worked_answers(task: ConfigDict) -> None:
                          f"of task.train={task.train} have the format {found}: name a file of tagged solutions, or "
                          "set task.stage_one= with generator.sft.steps=0 and verifier.sft.steps=0, as "
                          "--config=own_problems does")
+
+
+def _check_own_samples(config: ConfigDict, mistakes: Mistakes) -> None:
+    steps = {role: config[role].sft.steps for role in ROLES}
+    mistakes.require(any(steps.values()), f"task.stage_one=self, and generator.sft.steps={steps['generator']} and "
+                     f"verifier.sft.steps={steps['verifier']} imitate nothing: set the updates of a round, or leave "
+                     "task.stage_one empty")
+    with mistakes.collected("task.examples: "):
+        read_examples(config)
 
 
 def _check_tagged(config: ConfigDict, mistakes: Mistakes) -> None:

@@ -18,6 +18,7 @@ from tango_jax.tracking.provenance import read_provenance
 from tango_jax.weights.workdir import has_one_policy
 
 ROLES = ("generator", "verifier")
+UNTRAINED = "untrained"  # in the record of a stage 1 that a role did not need (self_stage_one.py)
 
 
 def sft_directory(workdir: Path, role: str) -> Path:
@@ -63,6 +64,8 @@ def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: di
     """Raise ValueError unless a stage 1 has made all its steps, at least `sft.steps`, and passes both runs' gates."""
     name, settings = f"{role}.init_from={source}", _settings(source)
     steps = settings.get(f"{role}.sft.steps", 0)
+    if meta.get(UNTRAINED):
+        return
     if step < steps:
         raise ValueError(f"{name}: its stage 1 of the {role} is unfinished, at step {step} of {steps}: run its command "
                          "again to finish it, or name another run")

@@ -8,16 +8,19 @@ import hashlib
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.loop.breakdown import names_memory
 from tango_jax.loop.imitation import heldout_batch, sft_batch, sft_pairs
-from tango_jax.loop.init_from import check_stage_one, passes_gate, sft_directory, what_it_lacks
+from tango_jax.loop.init_from import UNTRAINED, check_stage_one, passes_gate, sft_directory, what_it_lacks
+from tango_jax.loop.self_stage_one import OwnStageOne
 from tango_jax.models.lora import is_adapter_tree, split
 from tango_jax.records import Batch, TrainState, with_base
 from tango_jax.rl.policy import Policy
@@ -27,6 +30,7 @@ from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, Restored
 from tango_jax.runtime.console import Console, Stage
 from tango_jax.runtime.trees import first_not_finite, tree_fingerprint
 from tango_jax.sharding.layouts import fetch, with_shardings
+from tango_jax.tasks.self_text import SELF
 from tango_jax.tasks.task import Task
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log
@@ -76,6 +80,7 @@ def run_stage_one(
     and `load_sft`."""
     # What stage 1 trained (all parameters or adapters), loaded bases, and both together.
     ended, bases, weights, meta_of = {}, {}, {}, {}
+    alone = OwnStageOne(policies, config, task, workdir, console, preemption, provenance)
     for role, policy in policies.items():  # before the stage 1 of another role
         if init_from := config[role].init_from:
             found = peek_meta(*_sft_arrays(policy, init_from), part=("params",))
@@ -92,6 +97,10 @@ def run_stage_one(
                 lacking = what_it_lacks(config, ROLES if policy.is_shared else (role,), init_from)
                 console.log(f"{whose} starts from step {step} of the stage 1 in {init_from}{lacking}")
         elif sft.steps:
+            learns_alone, parents = config.task.stage_one == SELF and not alone.is_finished(role), ()
+            if learns_alone:
+                parents = alone.prompts_of(role, lambda: weights["generator"] if "generator" in weights else _with_base(
+                    policies["generator"], ended["generator"], config.seed, bases))
             base = _base_of(policy, bases) if policy.trains_adapters else {}
             # The roles' meshes may take different devices.
             places = policy.shardings.params if policy.trains_adapters else policy.full_shardings
@@ -105,9 +114,15 @@ def run_stage_one(
             rehearsed = policies["generator"] if policy.is_shared and role == "verifier" else None
             if not is_next and config[role].adapter not in ("", "generator"):
                 start = {role: _fresh_params(policy, config.seed)}
-            title = f"Stage 1.{number}: SFT of the {role}"
-            ended[role] = run_sft(policy, task, config, workdir, console, title, preemption, start, provenance, base,
-                                  rehearsed)
+            if learns_alone:
+                _learn_alone(alone, policy, parents, start, base, bases, rehearsed)
+            if config.task.stage_one == SELF:
+                start.clear()
+                ended[role] = _own_result(policy, workdir, base)
+            else:
+                title = f"Stage 1.{number}: SFT of the {role}"
+                ended[role] = run_sft(policy, task, config, workdir, console, title, preemption, start, provenance,
+                                      base, rehearsed)
         elif policy.is_shared and role == "verifier":
             ended[role] = ended["generator"]
         else:
@@ -121,6 +136,53 @@ def run_stage_one(
     if "verifier" in weights and policies["verifier"].is_shared:
         weights = dict.fromkeys(policies, weights["verifier"])
     return weights
+
+
+def _learn_alone(
+    alone: OwnStageOne, policy: Policy, parents: Sequence, start: dict, base: dict, bases: dict,
+    rehearsed: Policy | None,
+) -> None:
+    """`start`: as `run_sft`, and kept, as each round begins with it."""
+    config = alone.config
+
+    def imitate(task: Task, folder: Path, title: str) -> Any:
+        return run_sft(policy, task, config, folder, alone.console, title, alone.preemption, dict(start), None, base,
+                       rehearsed)
+
+    def weights(params: Any) -> dict:
+        if params is None:
+            params = start[policy.role] if start else _fresh_params(policy, config.seed)
+        return _with_base(policy, params, config.seed, bases)
+
+    alone.learn(policy.role, parents, weights, imitate, lambda: _save_untrained(alone, policy, dict(start), base))
+
+
+def _save_untrained(alone: OwnStageOne, policy: Policy, start: dict, base: dict) -> None:
+    """A stage 1 that is finished before its first update, as every run and command finds one."""
+    jitted, key_data = make_sft(policy), rng.step_key(alone.config.seed, "init", policy.role)
+    meta = SftProgress(heldout_loss=0.0)._asdict() | {
+        "metrics_bytes": 0, "made_from": {"base": tree_fingerprint(base) if base else ""}, UNTRAINED: True,
+        "is_full": not policy.trains_adapters}
+    with Checkpointer(sft_directory(alone.workdir, policy.role) / "checkpoints") as checkpointer:
+        checkpointer.save(0, _first_state(policy, jitted, key_data, start.pop(policy.role, None)), meta)
+
+
+def _own_result(policy: Policy, workdir: Path, base: dict) -> Any:
+    """Raises CheckpointError: its adapters belong to another base."""
+    result = load_sft(policy, str(workdir))
+    if base and result.meta["made_from"]["base"] != tree_fingerprint(base):
+        raise CheckpointError(f"stage 1 of the {policy.role}: {policy.role}.checkpoint={policy.config.checkpoint}, to "
+                              f"which the adapters in {sft_directory(workdir, policy.role)} belong, has changed: put "
+                              "back what was there, or choose another --workdir")
+    return result.state
+
+
+def _first_state(policy: Policy, jitted: Sft, key_data: np.ndarray, start_params: Any) -> TrainState:
+    if start_params is not None:
+        return jitted.restart(start_params)
+    if policy.load_params and not policy.trains_adapters:
+        return jitted.restart(policy.load_params())
+    return jitted.init(key_data)
 
 
 def _check_base(config: ConfigDict, role: str, meta: dict, base: dict) -> None:
@@ -186,12 +248,8 @@ def run_sft(
         state, offset = restored.state, meta["metrics_bytes"]
         done = SftProgress(restored.step, meta["heldout_loss"], meta["left_out"], meta["seconds"])
         _check_made_from(run, restored, directory)
-    elif start_params is not None:
-        state = jitted.restart(start_params)
-    elif policy.load_params and not policy.trains_adapters:
-        state = jitted.restart(policy.load_params())
     else:
-        state = jitted.init(key_data)
+        state = _first_state(policy, jitted, key_data, start_params)
     del start_params
     if done.step < sft.steps:
         check_log(directory, restored, sft.checkpoint_every)

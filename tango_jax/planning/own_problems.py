@@ -30,12 +30,16 @@ from tango_jax.planning.sources import OpenSettings, describe_form, describe_rou
 from tango_jax.records import Problem
 from tango_jax.runtime.checks import Mistakes, shortened
 from tango_jax.runtime.console import working
+from tango_jax.tasks.self_text import GATE, LOOKED_AT, SELF
 from tango_jax.tasks.splits import draw_questions
 from tango_jax.text.prompts import SECOND_JUDGEMENT, SECOND_TRY, Prompt
 from tango_jax.weights.source import fields_of, kind_of
 
 ADAPTER_RANK = 32
 LEAST_RESPONSE = 64  # tokens; shorter limits leave no room for a solution in steps
+STAGE_ONE_STEPS = 32  # updates of a round of stage 1, which imitates some dozens of samples
+STAGE_ONE_TURNS = 16  # a round of stage 1 samples from as many problems as so many turns
+SMALL_MODEL = 1e9  # parameters, below which stage 1 learns at 5e-5 (configs/smollm2_gsm8k.py)
 SPARE = 64  # tokens: how much longer a solution may be in another tokenizer
 
 
@@ -82,6 +86,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     training, heldout = set_split(settings, scale, problems, lengths, test, test_lengths, mistakes)
     mistakes.raise_all()
     set_turns(settings, scale, training, heldout)
+    stage_one = set_stage_one(settings, scale, models, training)
     with working(f"choosing batches for {machine.devices} x {machine.platform} of {machine.memory / GIB:.1f} GiB"):
         models, adapters = choose_adapters(settings, models, machine)
         set_batches(settings, models, machine, mistakes)
@@ -96,6 +101,7 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
         *adapters,
         describe_batches(config, models, machine),
         describe_turns(config, models, training),
+        *stage_one,
         *describe_rough_counts(config, tokenizers),
         "all of these can be set: --config.key=value" + ("; --print-config shows every key" if planned is None else ""),
     )
@@ -223,6 +229,41 @@ def set_turns(settings: OpenSettings, scale: Scale, training: int, heldout: int)
     settings.put("eval.every", math.ceil(rl.generator_steps / 5))
     settings.put("eval.problems", min(heldout, scale.evaluated))
     settings.put("checkpoint.every", min(10, math.ceil(rl.generator_steps / 5)))
+
+
+def set_stage_one(
+    settings: OpenSettings, scale: Scale, models: dict[str, ModelConfig], training: int
+) -> list[str]:
+    """A stage 1 of own samples, which a role that follows its prompt leaves out (loop/self_stage_one.py). None where
+    the keys in `given` say what stage 1 is, or a role goes on from another run. Returns a line that says so."""
+    config, arm = settings.config, arm_or_none(settings.config)
+    goes_on = config.fork_of or any(config[role].init_from or kind_of(config[role].checkpoint) == "workdir"
+                                    for role in ROLES)
+    has_own = any(key.startswith(tuple(f"{role}.sft." for role in ROLES)) for key in settings.given)
+    if not goes_on and not has_own:
+        settings.put("task.stage_one", SELF)
+    if config.task.stage_one != SELF:
+        return []
+    taught = [role for role in ROLES if arm is None or role == "generator" or arm.uses_verifier]
+    settings.put("self.problems", min(STAGE_ONE_TURNS * scale.prompts, training))
+    settings.put("self.samples", scale.samples)
+    small = min(num_parameters(models[role]) for role in taught) < SMALL_MODEL
+    for role in taught:
+        settings.put(f"{role}.sft.steps", STAGE_ONE_STEPS)
+        settings.put(f"{role}.sft.batch_size", scale.prompts)
+        settings.put(f"{role}.sft.rows_per_micro_batch", 1)
+        settings.put(f"{role}.sft.eval_examples", scale.prompts)
+        settings.put(f"{role}.sft.eval_every", STAGE_ONE_STEPS // 4)
+        settings.put(f"{role}.sft.checkpoint_every", STAGE_ONE_STEPS // 4)
+        settings.put(f"{role}.sft.optimizer.lr", 5e-5 if small else 1e-5)
+        settings.put(f"{role}.sft.optimizer.schedule", "cosine")
+        settings.put(f"{role}.sft.optimizer.warmup_steps", STAGE_ONE_STEPS // 8)
+    count, rounds = config[SELF].problems * config[SELF].samples, config[SELF].rounds
+    steps = ", ".join(f"{role}.sft.steps={config[role].sft.steps}" for role in taught)
+    return [f"stage 1: the run first looks at {LOOKED_AT} samples of each role. If less than {100 * GATE:.0f} % of "
+            f"them follow the prompt's layout, the role learns it from its own samples: up to self.rounds={rounds} "
+            f"rounds of self.problems={config[SELF].problems} x self.samples={config[SELF].samples} = {count} samples "
+            f"and updates ({steps}). Without it: --config.task.stage_one="]
 
 
 def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training: int) -> str:

@@ -17,6 +17,7 @@ from tango_jax.tasks.prompt_lengths import Over, make_num_tokens, make_over
 from tango_jax.tasks.splits import draw_questions, make_problem_order, split_problems
 from tango_jax.tasks.tagged_examples import TaggedExamples, make_tagged_examples, read_stage_one
 from tango_jax.tasks.task import SftExample, Task
+from tango_jax.tasks.worked_examples import examples_of, read_examples
 from tango_jax.text.prompts import Prompt
 from tango_jax.text.tokenizer import Tokenizer
 
@@ -130,6 +131,17 @@ def _make_stage_one(
             raise ValueError(f"task.stage_one is empty: there is nothing to imitate in stage 1 of the {role}")
 
         return _StageOne(no_example, (), "no text to imitate and no fixed pool (task.stage_one is empty)")
+    if task.stage_one == "self":
+        rows = read_examples(config)
+        shown = {role: examples_of(role, rows, task.min_steps) for role in ROLES}
+
+        def shown_example(role: str, part: str, index: int) -> SftExample:
+            return shown[role][index % len(shown[role])].example(role)
+
+        counts = " and ".join(f"{len(own)} to the {role}" for role, own in shown.items())
+        return _StageOne(shown_example, tuple(role for role in ROLES if shown[role]),
+                         f"stage 1: own samples; of the worked examples, prompts may show {counts}",
+                         fingerprint=_fingerprint_of_rows(rows))
     if task.stage_one == "gsm8k":
         source, row_format = resolve(task.train)
         rows = read_rows(source)

@@ -239,15 +239,16 @@ def longest_that_fits(text: str, length_fn: Callable[[str], int], limit: int) ->
 def judged_by_scores(p_steps: Sequence[float], num_steps: int) -> str:
     """The verification that stands for a process reward model's probabilities, for reports: steps of at least 1/2 are
     CORRECT. It has no verdict if there are steps without a probability, and those before are correct."""
-    is_right = [p >= 0.5 for p in p_steps]
-    text = judged([f"P(CORRECT) = {p:.3f}" for p in p_steps], is_right)
-    is_open = all(is_right) and not 0 < num_steps == len(is_right)
+    are_right = [p >= 0.5 for p in p_steps]
+    text = judged([f"P(CORRECT) = {p:.3f}" for p in p_steps], are_right)
+    is_open = all(are_right) and not 0 < num_steps == len(are_right)
     return text.partition("<final_verification>")[0] if is_open else text
 
 
-def judged(remarks: Sequence[str], is_right: Sequence[bool], end: str = "") -> str:
-    """A verification to imitate. The verdict is CORRECT if all steps are; `end` follows each line."""
-    marks = ["CORRECT" if right else "INCORRECT" for right in (*is_right, all(is_right))]
+def judged(remarks: Sequence[str], are_right: Sequence[bool], end: str = "", is_right: bool | None = None) -> str:
+    """A verification to imitate. `is_right`: the answer; None: it is if all steps are. `end` follows each line."""
+    verdict = all(are_right) if is_right is None else is_right
+    marks = ["CORRECT" if right else "INCORRECT" for right in (*are_right, verdict)]
     pairs = zip(remarks, marks[:-1], strict=True)
     blocks = "".join(f"<step>{remark} \\boxed{{{mark}}}</step>{end}" for remark, mark in pairs)
     final = f"<final_verification>\\boxed{{{marks[-1]}}}</final_verification>"

@@ -58,7 +58,8 @@ def _made_in(workdir: Path) -> Path | None:
     for directory in (workdir / "checkpoints", *sorted(workdir.glob("sft/*/checkpoints"))):
         if steps := complete_steps(directory):
             return directory / str(steps[-1])
-    return next((path for path in (workdir / "summary.json", workdir / "parts") if path.exists()), None)
+    kept = (workdir / name for name in ("summary.json", "parts", "self"))
+    return next((path for path in kept if path.exists()), None)
 
 
 def keep_config(config: ConfigDict, path: Path) -> None:

@@ -20,7 +20,7 @@ from tango_jax.tracking.learning_curve import trains_generator
 from tango_jax.tracking.provenance import describe
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.viewer import charts, comparison, pack, quality
-from tango_jax.viewer.runs import Run
+from tango_jax.viewer.runs import Run, own_samples
 
 SCRIPTS = ("text", "data", "list", "filters", "controls", "arithmetic", "paint", "rollout", "compare", "viewer",
            "charts", "main")
@@ -138,7 +138,7 @@ def _facts(run: Run) -> dict:
         "task": run.settings["task.name"],
         "turns": max((row["step"] for row in run.rows), default=0),
         "is_finished": run.is_finished,
-        "made_with": describe(run.provenance),
+        "made_with": [*describe(run.provenance), *own_samples(run.workdir)],
     }
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from tango_jax.method.own_arm import arm_name
 from tango_jax.runtime.checks import local_path, read_json_object
 from tango_jax.runtime.failures import typed_command
+from tango_jax.tasks.self_text import SELF
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import read_provenance
 
@@ -45,6 +46,22 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
         workdirs += [workdir for workdir in found if workdir not in workdirs]
     common = workdirs[0].parent if len(workdirs) == 1 else Path(os.path.commonpath(workdirs))
     return [_read_run(workdir, workdir.relative_to(common)) for workdir in workdirs]
+
+
+def own_samples(workdir: Path) -> list[str]:
+    """A line on each role's stage 1 of its own samples (loop/self_stage_one.py), if it had one."""
+    lines = []
+    for path in sorted((workdir / SELF).glob("*/rounds.json")):
+        stored = read_json_object(path, "leave this run out, or restore the file")
+        first, *rounds = stored["rounds"]
+        told = "".join(
+            f"; round {row['round']}: {row['samples']} samples, {row['well_formed_share']:.0%} well formed and "
+            f"{row['kept_share']:.0%} kept" + (f", then {row['plain_share']:.0%}" if "plain_share" in row else "")
+            for row in rounds)
+        result = f"; it starts from round {stored['result']}" if rounds else "; it has no stage 1"
+        lines.append(f"stage 1 of the {path.parent.name} by its own samples: untrained, {first['plain_share']:.0%} of "
+                     f"its responses to the plain prompt were well formed{told}{result}")
+    return lines
 
 
 def _read_run(workdir: Path, place: Path) -> Run:

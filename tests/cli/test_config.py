@@ -351,6 +351,19 @@ MISTAKES = [
     (f"{MATH} task.stage_one=none.jsonl", r"data file none\.jsonl does not exist"),
     (f"{MATH} task.stage_one={ROWS / 'gsm8k.jsonl'}", r"line 1: 'solution' is missing; keys found: question, answer;"),
     (f"{MATH} task.stage_one=hub:a", r"'hub:a' is not a hub id"),
+    (f"{MATH} task.stage_one=self generator.sft.steps=0 verifier.sft.steps=0",
+     r"task\.stage_one=self, and generator\.sft\.steps=0 and verifier\.sft\.steps=0 imitate nothing: set the updates"),
+    (f"{MATH} task.stage_one=self generator.sft.steps=1 task.examples=none.jsonl",
+     r"task\.examples: data file none\.jsonl does not exist"),
+    (f"{MATH} task.stage_one=self generator.sft.steps=1 task.examples={ROWS / 'gsm8k.jsonl'}",
+     r"task\.examples: .*line 1: 'solution' is missing"),
+    (f"{MATH} task.stage_one=self generator.sft.steps=1 task.min_steps=4", r"the shipped examples: none can be shown "
+     r"to the generator, which needs a solution .* task\.min_steps=4 steps: give such examples in a file, task\.exam"),
+    (f"{MATH} task.examples={ROWS / 'tagged.jsonl'}", r"task\.examples=.* is read with task\.stage_one=self only, and "
+     r"it is 'gsm8k': leave it out"),
+    ("task.stage_one=self", r"task\.stage_one=self is not read by task\.name=last_letter, which makes its own"),
+    ("task.name=math:floor task.stage_one=self", r"task\.stage_one=self needs task\.name=math, and task\.name=math:f"),
+    ("self.samples=0", r"self\.samples=0 must lie between 1 and 1024"),
     (f"{MATH} task.stage_one={ROWS / 'tagged.jsonl'} rl.prompts_per_step=1 task.validation=3",
      r"tagged\.jsonl has 3 rows, and task\.validation=3 sets all of them aside"),
 ]

@@ -19,7 +19,7 @@ from tango_jax.tracking.metrics import read_metrics
 # A turn of either role, of two problems.
 SMALL = [
     "rl.prompts_per_step=2", "rl.samples_per_prompt=2", "rl.generator_steps=1", "rl.warmup_steps=1",
-    "task.validation=2", "eval.problems=2",
+    "task.validation=2", "eval.problems=2", "task.stage_one=",
     *(f"{role}.{setting}" for role in ROLES for setting in ("max_response=24", "row_buckets=(4,)", "mesh.fsdp=1")),
 ]
 

@@ -52,10 +52,10 @@ def test_three_flags_make_a_whole_configuration(folder, tmp_path):
     assert workdir == Path("runs/own_problems")
     tokenizers = {role: start_source(config, role).tokenizer for role in ROLES}
     task = make_task(config, tokenizers)
-    assert (task.grade_kind, task.num_test, task.sft_roles) == ("math", 20, ())
+    assert (task.grade_kind, task.num_test, task.sft_roles) == ("math", 20, ROLES)
     assert "180 training and 20 validation problems; 0 left out because of their length" in task.notes[0]
     for role in ROLES:
-        assert config[role].checkpoint == str(folder) and config[role].use_chat and config[role].sft.steps == 0
+        assert config[role].checkpoint == str(folder) and config[role].use_chat and config[role].sft.steps == 32
         assert config[role].max_prompt + config[role].max_response <= MODEL.max_position
     # A prompt with a whole solution fits the verifier.
     assert config.verifier.max_prompt > config.generator.max_prompt + config.generator.max_response
@@ -64,7 +64,8 @@ def test_three_flags_make_a_whole_configuration(folder, tmp_path):
     assert (config.task.validation, config.eval.problems) == (20, 20)
     notes = config.notes.splitlines()
     assert notes[0].startswith(f"problems: 180 for training and 20 held out, of 200 in {problems}, read as ")
-    assert len(notes) == 6
+    assert len(notes) == 7 and config.task.stage_one == "self"
+    assert "first looks at 32 samples" in notes[5] and "self.problems=64 x self.samples=4 = 256 samples" in notes[5]
     assert f"max_prompt={config.generator.max_prompt}" in notes[1]
     assert "rl.generator_steps=20 (45 draw every problem once) after rl.warmup_steps=2" in notes[4]
     twice, judged = own(folder, problems, "arm=second_try"), own(folder, problems, "arm=meta_judged")
@@ -377,3 +378,22 @@ def test_a_reward_model_may_be_the_fixed_verifier(folder, tmp_path):
     small = Machine("gpu", devices=1, memory=0.0008 * GIB)
     config = fitted(folder, problems, small, f"verifier.checkpoint={prm}", "arm=fixed_verifier")
     assert (config.generator.model.lora.rank > 0, config.verifier.model.lora.rank) == (True, 0)
+
+
+@pytest.mark.parametrize("overrides, stage_one, steps", [
+    (["task.stage_one="], "", (0, 0)),
+    (["task.stage_one=self", "verifier.sft.steps=8"], "self", (32, 8)),
+    (["generator.sft.batch_size=4"], "", (0, 0)),  # who sets up a stage 1 says what it imitates
+    (["arm=grpo"], "self", (32, 0)),
+    (["generator.init_from=RUN", "verifier.init_from=RUN"], "", (0, 0)),
+])
+def test_a_stage_one_of_own_samples_is_asked_for_unless_settings_say_otherwise(
+    folder, tmp_path, overrides, stage_one, steps
+):
+    problems = write_problems(tmp_path / "problems.jsonl", 40)
+    config = own(folder, problems, *(one.replace("RUN", str(tmp_path)) for one in overrides))
+    assert config.task.stage_one == stage_one
+    assert tuple(config[role].sft.steps for role in ROLES) == steps
+    assert ("stage 1: the run first looks at" in config.notes) == (stage_one == "self")
+    assert config["self"].problems == (36 if stage_one else 256)
+    validate(config)

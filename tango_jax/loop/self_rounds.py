@@ -1,0 +1,238 @@
+"""The rounds of a stage 1 without a teacher (self_stage_one.py): sample, keep, imitate, look."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from tango_jax.grading import parse_verification
+from tango_jax.loop.init_from import sft_directory
+from tango_jax.loop.self_sampling import TEMPERATURE, Asked, PartSampler, Sampled, plainly, with_examples
+from tango_jax.records import Problem, Solution
+from tango_jax.rl.policy import Policy
+from tango_jax.runtime import hosts
+from tango_jax.runtime.atomic import write_atomically, write_json_atomic
+from tango_jax.runtime.checkpoint import commit
+from tango_jax.runtime.console import Console
+from tango_jax.tasks.prompt_lengths import make_over
+from tango_jax.tasks.self_text import (
+    GATE,
+    LOOKED_AT,
+    SELF,
+    Claim,
+    as_fields,
+    closed,
+    is_well_formed,
+    keep_solutions,
+    keep_verifications,
+)
+from tango_jax.tasks.tagged_examples import TaggedRow, TaggedRows, make_tagged_examples, read_tagged_rows
+from tango_jax.tasks.task import Task
+from tango_jax.tasks.worked_examples import examples_of, read_examples
+from tango_jax.text.prompts import solution_of
+from tango_jax.text.tokenizer import Tokenizer
+
+HELDOUT_SHARE = 10  # one in so many kept rows gives the held-out loss
+LEAST_QUESTIONS = 2  # one to imitate, and one for the held-out loss
+CLOSING_TAG = {"generator": "answer", "verifier": "final_verification"}
+ROUNDS = "rounds.json"
+HELP = "a larger model, easier problems or a file of tagged examples (task.examples) helps"
+
+
+def as_solution(claim: Claim) -> Solution:
+    return solution_of(claim.problem, claim.text, claim.num_steps)
+
+
+class Pupil(NamedTuple):
+    """A role that learns from its own samples."""
+
+    policy: Policy
+    config: ConfigDict
+    task: Task
+    tokenizers: Mapping[str, Tokenizer]
+    home: Path  # WORKDIR/self/ROLE
+    sampler: PartSampler
+    parents: Sequence[Problem | Claim]
+    weights_fn: Callable[[Any], dict]  # (parameters, or None: those of the start) -> what the sampler takes
+    imitate_fn: Callable[[Task, Path, str], Any]  # (examples, folder as a workdir, title) -> parameters
+
+    @property
+    def role(self) -> str:
+        return self.policy.role
+
+    @property
+    def records(self) -> list[Problem | Solution]:
+        """What its prompts are about."""
+        if self.role == "generator":
+            return list(self.parents)
+        return [as_solution(claim) for claim in self.parents]
+
+    def kept(self, sampled: list[list[Sampled]]) -> list[TaggedRow]:
+        most, tag = self.config[SELF].keep, CLOSING_TAG[self.role]
+        if self.role == "generator":
+            texts = [[(closed(one.text, tag), one.is_right) for one in own] for own in sampled]
+            return keep_solutions(self.parents, texts, most, self.task.min_steps)
+        return keep_verifications(self.parents, [[closed(one.text, tag) for one in own] for own in sampled], most)
+
+    def well_formed(self, sampled: list[list[Sampled]], is_cut: bool) -> float:
+        """The share of samples with a full format. `is_cut`: what follows the last tag does not count."""
+        found = [self._is_well_formed(parent, one, is_cut)
+                 for parent, own in zip(self.parents, sampled, strict=False) for one in own]
+        return sum(found) / len(found)
+
+    def _is_well_formed(self, parent: Problem | Claim, one: Sampled, is_cut: bool) -> bool:
+        text = closed(one.text, CLOSING_TAG[self.role]) if is_cut else one.text.strip()
+        if self.role == "generator":
+            is_formed = is_well_formed(text, self.task.min_steps)
+        else:
+            is_formed = parse_verification(text, parent.num_steps).format_score == 1.0
+        return is_formed and (is_cut or not one.is_truncated)
+
+
+def learn(pupil: Pupil, console: Console, save_untrained_fn: Callable[[], None], workdir: Path) -> None:
+    """Leaves the result of stage 1 in WORKDIR/sft/ROLE, or what an earlier run left there. All processes must call
+    this. Raises ValueError: nothing can be kept; and as `run_sft`."""
+    share, role = _plain_share(pupil, 0, lambda: None), pupil.role
+    numbers, samples = pupil.config[SELF], len(pupil.parents) * pupil.config[SELF].samples
+    seen = f"the {role}: {_percent(share)} of {_looked_at(pupil)} samples with the plain prompt are well formed"
+    if share >= GATE:
+        console.log(f"{seen}, at least {_percent(GATE)}: it needs no stage 1 and starts as it is")
+        _write_rounds(pupil, [{"round": 0, "plain_share": share}], 0)
+        save_untrained_fn()
+        return
+    shown = examples_of(role, read_examples(pupil.config), pupil.task.min_steps)
+    with_shown = with_examples(pupil.policy, shown, numbers.samples)
+    console.log(f"{seen}, less than {_percent(GATE)}: its stage 1 samples {numbers.samples} responses to each of "
+                f"{len(pupil.parents)} prompts with worked examples, and imitates what is right and well formed in "
+                f"{pupil.config[role].sft.steps} updates, for up to {numbers.rounds} rounds. That is at most "
+                f"{numbers.rounds * (samples + _looked_at(pupil))} samples of up to "
+                f"{pupil.config[role].max_response} tokens, and {numbers.rounds * pupil.config[role].sft.steps} "
+                "updates")
+    result = _make_rounds(pupil, console, share, with_shown)
+    hosts.in_first(lambda: _move(pupil, result, workdir))
+
+
+def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked) -> int:
+    """Returns the round whose weights are the result."""
+    rounds, result, before = [{"round": 0, "plain_share": share}], 0, 0
+    params_fn, shown_share = (lambda: None), 1.0
+    for number in range(1, pupil.config[SELF].rounds + 1):
+        shows = share < shown_share
+        asked = with_shown if shows else plainly(pupil.policy, TEMPERATURE)
+        folder = pupil.home / f"round_{number}"
+        sampled = pupil.sampler.sample(folder, asked, pupil.records, pupil.config[SELF].samples,
+                                       lambda params_fn=params_fn: pupil.weights_fn(params_fn()))
+        kept, formed = pupil.kept(sampled), pupil.well_formed(sampled, is_cut=True)
+        shown_share = formed if shows else shown_share
+        count = sum(map(len, sampled))
+        row = {"round": number, "prompt": "examples" if shows else "plain", "samples": count,
+               "well_formed_share": formed, "kept": len(kept), "kept_share": len(kept) / count}
+        said = (f"the {pupil.role}'s round {number}: of {count} samples with {'worked examples' * shows}"
+                f"{'the plain prompt' * (not shows)}, {_percent(formed)} are well formed and {len(kept)} are kept "
+                f"({_percent(len(kept) / count)})")
+        if number == 1:
+            _check_enough(pupil, kept, sampled, said)
+        elif len(kept) <= before:
+            console.log(f"{said}, not more than {before} in the round before: the rounds end")
+            rounds.append(row)
+            break
+        params_fn = functools.cache(functools.partial(_imitate, pupil, number, kept))
+        after = _plain_share(pupil, number, params_fn)
+        rounds.append(row | {"plain_share": after})
+        console.log(f"{said}; after imitating them, {_percent(after)} of {_looked_at(pupil)} samples with the plain "
+                    f"prompt are well formed (before: {_percent(share)})")
+        if number > 1 and after <= share:
+            console.log(f"the {pupil.role} starts from round {result}, as round {number} was no better")
+            break
+        result, share, before = number, after, len(kept)
+        hosts.in_first(lambda earlier=range(1, number): _remove_weights(pupil, earlier))
+        if share >= GATE:
+            break
+    if share < GATE:
+        console.log(f"warning: the {pupil.role} ends its stage 1 with {_percent(share)} well-formed samples, less than "
+                    f"{_percent(GATE)}: turns may teach the rest; {HELP}")
+    _write_rounds(pupil, rounds, result)
+    return result
+
+
+def _plain_share(pupil: Pupil, number: int, params_fn: Callable[[], Any]) -> float:
+    records = pupil.records[: LOOKED_AT]
+    sampled = pupil.sampler.sample(pupil.home / f"plain_{number}", plainly(pupil.policy), records, 1,
+                                   lambda: pupil.weights_fn(params_fn()))
+    return pupil.well_formed(sampled, is_cut=False)
+
+
+def _imitate(pupil: Pupil, number: int, kept: list[TaggedRow]) -> Any:
+    """The parameters after imitating these rows, trained or read."""
+    lines = "".join(json.dumps(as_fields(row), ensure_ascii=False) + "\n" for row in kept)
+    hosts.in_first(lambda: write_atomically(pupil.home / f"kept_{number}.jsonl", lines))
+    title = f"Stage 1: the {pupil.role} imitates {len(kept)} of its own samples (round {number})"
+    return pupil.imitate_fn(_task_of(pupil, kept), pupil.home / f"round_{number}", title)
+
+
+def _task_of(pupil: Pupil, kept: list[TaggedRow]) -> Task:
+    """The task with these rows as its examples. One policy in both roles rehearses what its generator learned."""
+    config = pupil.config
+
+    def examples_fn(rows: list[TaggedRow]) -> Callable:
+        numbered = [row._replace(problem=dataclasses.replace(row.problem, id=f"{row.problem.id}/{place}"))
+                    for place, row in enumerate(rows)]
+        heldout = max(1, len(rows) // HELDOUT_SHARE)
+        over_fn = make_over(config, pupil.tokenizers)
+        return make_tagged_examples(TaggedRows(numbered, []), heldout, config.task.data_seed, over_fn).sft_example
+
+    found = {pupil.role: examples_fn(kept)}
+    if pupil.role == "verifier" and pupil.policy.is_shared and (rows := _taught(pupil.home.with_name("generator"))):
+        found["generator"] = examples_fn(rows)
+    return pupil.task._replace(
+        sft_example=lambda role, part, index: found[role](role, part, index), sft_roles=tuple(found),
+        sft_fingerprint=hashlib.sha256(repr(kept).encode()).hexdigest(),
+    )
+
+
+def _taught(home: Path) -> list[TaggedRow]:
+    """The rows behind a role's result; empty: it needed none, or learned elsewhere."""
+    path = home / ROUNDS
+    result = json.loads(path.read_text(encoding="utf-8"))["result"] if path.exists() else 0
+    return read_tagged_rows(str(home / f"kept_{result}.jsonl"), is_for_verifier=False) if result else []
+
+
+def _check_enough(pupil: Pupil, kept: list[TaggedRow], sampled: list[list[Sampled]], said: str) -> None:
+    """Raises ValueError: nothing that the worked examples led to can be imitated."""
+    if len({row.problem.question for row in kept}) >= LEAST_QUESTIONS:
+        return
+    right = sum(one.is_right for own in sampled for one in own)
+    what = {"generator": f"; {right} have a right answer",
+            "verifier": ", where as many must agree with the grade on right as on wrong solutions"}[pupil.role]
+    raise ValueError(f"task.stage_one=self: {said}{what}: too few to imitate; {HELP}")
+
+
+def _remove_weights(pupil: Pupil, rounds: Iterable[int]) -> None:
+    for number in rounds:
+        shutil.rmtree(pupil.home / f"round_{number}" / "sft", ignore_errors=True)
+
+
+def _move(pupil: Pupil, result: int, workdir: Path) -> None:
+    """The result becomes the run's stage 1: only what is finished is found there."""
+    _remove_weights(pupil, set(range(1, pupil.config[SELF].rounds + 1)) - {result})
+    final = sft_directory(workdir, pupil.role)
+    final.parent.mkdir(exist_ok=True)
+    commit(sft_directory(pupil.home / f"round_{result}", pupil.role), final)
+
+
+def _write_rounds(pupil: Pupil, rounds: list[dict], result: int) -> None:
+    hosts.in_first(lambda: write_json_atomic(pupil.home / ROUNDS, {"result": result, "rounds": rounds}))
+
+
+def _looked_at(pupil: Pupil) -> int:
+    return min(LOOKED_AT, len(pupil.parents))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
