@@ -96,7 +96,8 @@ RL: Group = {
                  "Empty: always full weight, as published (method/trust.py). Arms without such rewards ignore it."),
     "step_reward": Key("mark", OneOf(("mark", "probability")), "What a judged step is rewarded by: mark: +1 for "
                        "CORRECT, -1 for INCORRECT (as published); probability: 2 P(CORRECT) - 1, by the verifier's own "
-                       "log-prob of the mark that it wrote, at verifier.temperature (text/marks.py)."),
+                       "log-prob of the mark that it wrote, at verifier.temperature (text/marks.py). Step labels of a "
+                       "task stay +1 and -1."),
     "practice": Key("all", OneOf(("all", "half_right")), "Problems of the verifier's turns: all (as published); "
                     "half_right: draw four times as many and keep the problems that the generator should solve half "
                     "the time, by its results so far on problems of the same size (method/practice.py)."),

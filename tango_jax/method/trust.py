@@ -7,8 +7,8 @@ The measure is the F1 score of accepting a solution (rejecting none of its steps
 grades alone: all steps of a right solution are taken to be right. Trust rises linearly from 0 at the lower limit of
 `rl.trust` to 1 at the upper. The same measure ends the verifier's warm-up (`rl.warmup_until`).
 
-It is of the marks that were written, also with `rl.step_reward=probability`: trust is then low for a verifier that is
-right only on average over its marks. Of a verifier that stops at the first wrong step, it counts the judged steps.
+The measure reads the written marks, also with `rl.step_reward=probability`. Probabilities are less noisy than marks, so
+trust is then rather too low. Of a verifier that stops at the first error, the judged steps count.
 """
 
 import dataclasses
