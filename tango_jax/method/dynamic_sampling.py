@@ -81,7 +81,8 @@ def _choose(same: Sequence[Responses], problems: Sequence[Sequence[Problem]], ch
         rollouts[0],
         tokens=tuple(choose([rollout.tokens for rollout in rollouts], of_records)),
         logps=tuple(choose([rollout.logps for rollout in rollouts], of_records)),
-        others=rollouts[0].others and tuple(choose([rollout.others for rollout in rollouts], of_records)),
+        others=(None if rollouts[0].others is None
+                else tuple(choose([rollout.others for rollout in rollouts], of_records))),
         is_truncated_B=np.array(choose([rollout.is_truncated_B for rollout in rollouts], of_records), bool),
         decode_steps=sum(rollout.decode_steps for rollout in rollouts),
         row_steps=sum(rollout.row_steps for rollout in rollouts),

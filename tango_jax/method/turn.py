@@ -328,7 +328,7 @@ def problems_of_a_draw(rl: ConfigDict, stream: str) -> int:
 
 
 def _nothing(prompt: Prompt, samples: int) -> Responses:
-    rollout = Rollout((), (), np.zeros(0, bool), 0, 0)
+    rollout = Rollout((), (), np.zeros(0, bool), 0, 0, () if prompt.is_scored else None)
     return Responses(prompt.role, [], [], samples, rollout, [], {}, prompt.name)
 
 

@@ -42,12 +42,12 @@ class Read(Said):
         return responses.replace(rollout=rollout)
 
 
-def read_turn(p: list, is_correct: list[bool], marks: list, prompts: int = 1, **others):
+def read_turn(p: list, is_correct: list[bool], marks: list, prompts: int = 1, dynamic: int = 0, **others):
     """A turn of the verifier, about solutions of `prompts` problems."""
     said = {"generator": [solution(one, steps=TWO) for one in is_correct],
             "verifier": [verification("CORRECT" if all(one) else "INCORRECT", one, tokens=5,
                                       is_aligned=len(one) == 2) for one in marks]}
-    t = turn_of(settings(prompts, len(is_correct) // prompts), "verifier", {}, **others)
+    t = turn_of(settings(prompts, len(is_correct) // prompts, dynamic_sampling=dynamic), "verifier", {}, **others)
     t._work, t._own = Read(p, said), {**OWN, "verifier": SCORED}
     return t
 
@@ -222,3 +222,26 @@ def test_any_arm_can_have_such_a_verifier():
     with given({"arm": fixed}) as named:
         method = load_method(tiny("tango", f"arm={named['arm']}"))
     assert list(method.turns) == ["generator"] and method.most_read(tiny("tango")) == 8
+
+
+def test_dynamic_sampling_chooses_draws_with_their_marks():
+    """Two batches of a problem each; in the first all draws agree with the grade, so the second is taken."""
+    p = [(0.9, 0.8), (0.7, 0.6), (0.9, 0.7), (0.3, 0.6)]
+    t = read_turn(p[:2], [True, True], [(True, True)] * 4, dynamic=1)
+    t._work.left["generator"] += [solution(False, steps=TWO)] * 2
+    t._work.left["verifier"] += [verification("CORRECT", (True, True), tokens=5),
+                                 verification("INCORRECT", (False, True), tokens=5)] * 2
+    calls = iter((p[:2], p[2:]))
+    respond = t._work.respond
+
+    def next_batch(prompt, *args):
+        if prompt.role == "verifier":
+            t._work.p = next(calls)
+        return respond(prompt, *args)
+
+    t._work.respond = next_batch
+    responses = judge_drawn(t).responses
+    marks = [np.exp(logp_T[other_T >= 0]) for logp_T, other_T in zip(responses.rollout.logps, responses.rollout.others,
+                                                                    strict=True)]
+    np.testing.assert_allclose(marks, p[2:], rtol=1e-5)
+    assert t.metrics["verifier/batches_sampled"] == 2
