@@ -28,7 +28,15 @@ from rich.text import Text
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import check_options
 from tango_jax.data.rows import Row
-from tango_jax.evaluation.judging import SPLITS, JudgeSettings, judge_rows, read_claim, score_solutions
+from tango_jax.evaluation.judging import (
+    SPLITS,
+    JudgeSettings,
+    judge_rows,
+    open_verifier,
+    read_claim,
+    score_solutions,
+    scored_texts,
+)
 from tango_jax.grading import (
     ParsedSolution,
     ParsedVerification,
@@ -129,6 +137,9 @@ def answer(
         if verifier.source.model_config.score_head:
             [scored] = score_solutions(verifier, [solution_of(problem, text, len(steps))])
             verification = Response(scored.text, 0, False)
+        elif verifier.reads_marks:
+            [written] = scored_texts(verifier, [prompt], [solution_of(problem, text, len(steps))])
+            verification = Response(written, 0, False)
         else:
             verification = sample_one(verifier, prompt, args, "verify")
     judged = parse_verification(verification.text, len(steps), solution.format_score, verifier.stops)
@@ -176,13 +187,13 @@ def judge_given(args: argparse.Namespace, console: rich.console.Console) -> None
     split = "blank_line" if re.search(SPLITS["blank_line"], text.strip()) else "line"
     row = Row("--solution", "the question", {"problem": args.question, "solution": text})
     verifier, settings = args.verifier or args.checkpoint, JudgeSettings(split, seed=args.seed, sampler=sampler)
-    claim = read_claim(row, settings, open_checkpoint_sampler("verifier", verifier, sampler))
+    claim = read_claim(row, settings, open_verifier(verifier, sampler))
     with working(f"judging, with the weights of {verifier}"):
         [result] = judge_rows([row], verifier, settings, Console(enabled=False))
     [found] = result["verifications"]
     parsed = parse_solution(claim.solution.text)
     judged = parse_verification(found["text"], len(parsed.steps))
-    if not found["text"]:  # of a process reward model
+    if not found["text"]:  # of a verifier that does not write
         judged = ParsedVerification(tuple(found["judgements"]), found["verdict"], 1.0, found["is_aligned"], ())
     console.print(Text(f"Question: {on_one_line(args.question, encoding)}", style="bold"))
     console.print(Text("Judgement", style="bold"))
@@ -255,9 +266,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         require(args.checkpoint is not None, "nothing solves the question: name a --checkpoint, or give --solution")
         names = {"generator": args.checkpoint, "verifier": args.verifier or args.checkpoint}
-        samplers = {role: open_checkpoint_sampler(role, name, CheckpointSamplerSettings(
-            getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype))
-            for role, name in names.items()}
+        settings = {role: CheckpointSamplerSettings(
+            getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype)
+            for role in names}
+        samplers = {"generator": open_checkpoint_sampler("generator", names["generator"], settings["generator"]),
+                    "verifier": open_verifier(names["verifier"], settings["verifier"])}
         if args.question is not None:  # before the weights are read
             question_prompt(Problem("the question", args.question, ""), *samplers.values())
         for role, sampler in samplers.items():

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import check_options
 from tango_jax.config import ROLES, default_config
+from tango_jax.evaluation.judging import open_verifier
 from tango_jax.evaluation.measures import SetResult, judge_result, solve_result
 from tango_jax.evaluation.output import write_rows, write_tables
 from tango_jax.evaluation.responses import (
@@ -71,6 +72,8 @@ class Settings:
     temperature: float = _option(1.0, "of the sampled solutions", _SAMPLED)
     top_p: float = _option(1.0, "nucleus sampling; 1 (default): every token", SHARE_ABOVE_ZERO)
     skip_greedy: bool = _option(False, "sampled solutions alone")
+    scored: bool = _option(False, "the verifier writes nothing: its marks are read in one pass, as judge --scored does "
+                           "(default: as in the run)")
     votes: int = _option(1, "verifications of a solution; 1: greedy, more: sampled", Range(1, MAX_SAMPLES))
     verifier_temperature: float = _option(1.0, "of several votes", _SAMPLED)
     problems: int = _option(0, "problems of each set, drawn by --seed; 0: all (synthetic: 200)", COUNT_OR_NONE)
@@ -201,11 +204,12 @@ def _open(settings: Settings, console: Console) -> tuple[list[EvalSet], dict[str
     for kind in {eval_set.grade_kind for eval_set in sets if isinstance(eval_set, SolveSet)}:
         check_grader(kind)
     samplers = {
-        role: open_checkpoint_sampler(role, name, settings.sampler(role)) for role, name in models_of(settings).items()
+        role: open_verifier(name, settings.sampler(role), settings.scored) if role == "verifier" else
+        open_checkpoint_sampler(role, name, settings.sampler(role)) for role, name in models_of(settings).items()
     }
-    is_scored = "verifier" in samplers and bool(samplers["verifier"].source.model_config.score_head)
-    require(not is_scored or settings.votes == 1, f"--votes={settings.votes}: {settings.judge} is a process reward "
-            "model, which judges the same each time: leave --votes out")
+    is_sampled = "verifier" not in samplers or samplers["verifier"].is_sampled
+    require(is_sampled or settings.votes == 1, f"--votes={settings.votes}: {settings.judge} writes nothing and judges "
+            "the same each time: leave --votes out")
     for note in grader_notes(settings, sets):
         console.log(note)
     check_prompt_lengths(sets, samplers, are_solutions_judged=settings.verifier is not None)
@@ -336,6 +340,8 @@ def _compare(path: Path, new: dict) -> None:
 def _comparable(settings: Settings) -> dict:
     fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in MAY_CHANGE}
     fields["sets"] = list(settings.sets)
+    if not settings.scored:  # evaluations begun before there was a choice go on
+        del fields["scored"]
     # Longer training, other weights in the same place or an edited template make another model.
     for role, name in models_of(settings).items():
         step, fields[f"{role}_weights_digest"] = identify_weights(name, role)

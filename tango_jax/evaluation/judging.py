@@ -22,6 +22,7 @@ from tango_jax.data.row_fields import BadRow, text_of
 from tango_jax.data.rows import Row
 from tango_jax.evaluation.shards import digest
 from tango_jax.grading import parse_solution
+from tango_jax.method.own_arm import arm_or_none
 from tango_jax.method.texts import make_verification, scored_verification
 from tango_jax.records import Problem, Solution, Verification
 from tango_jax.runtime import rng
@@ -30,12 +31,13 @@ from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, CheckpointSamplerSettings, open_checkpoint_sampler
 from tango_jax.sampling.given_text import LogitsFn, make_logits_fn, make_text_reader, probability_of
-from tango_jax.text.mark_rows import blank_marks
+from tango_jax.text.mark_rows import blank_marks, mark_row
 from tango_jax.text.marks import Mark, find_deciding_tokens, of_judgements
 from tango_jax.text.prompts import solution_of
 from tango_jax.text.templates import step_row, verifier_prompt
 from tango_jax.text.tokenizer import Tokenizer
-from tango_jax.weights.workdir import identify_weights
+from tango_jax.weights.source import kind_of
+from tango_jax.weights.workdir import identify_weights, read_config
 
 SPLITS = {"blank_line": r"\n\s*\n", "line": r"\n"}
 WANTED = "problem, and either steps (a list of strings) or solution (a text)"
@@ -79,9 +81,10 @@ def judge_rows(
 
     Raises ValueError, before the weights are read: a row cannot be judged, or `out` is by another verifier or settings.
     """
-    sampler = open_checkpoint_sampler("verifier", verifier, settings.sampler)
-    if sampler.source.model_config.score_head:  # it always reads, and reads the same each time
-        settings = dataclasses.replace(settings, samples=1, scored=False)
+    sampler = open_verifier(verifier, settings.sampler, settings.scored)
+    settings = dataclasses.replace(settings, scored=sampler.reads_marks)
+    if not sampler.is_sampled:  # it reads the same each time
+        settings = dataclasses.replace(settings, samples=1)
     claims = [read_claim(row, settings, sampler) for row in rows]
     who = digest(repr((verifier, *identify_weights(verifier, "verifier"), sampler.template, settings.samples,
                        settings.temperature, settings.scored, settings.seed, settings.sampler.use_chat,
@@ -109,6 +112,16 @@ def judge_rows(
     if out is not None:
         write_atomically(out, "".join(map(_line, results)))  # in the order of the rows
     return results
+
+
+def open_verifier(name: str, settings: CheckpointSamplerSettings, is_scored: bool = False) -> CheckpointSampler:
+    """`is_scored`: its marks are read; also those of a run whose verifier does not write. Raises ValueError as
+    `open_checkpoint_sampler`."""
+    sampler = open_checkpoint_sampler("verifier", name, settings)
+    if sampler.source.model_config.score_head:
+        return sampler
+    arm = arm_or_none(read_config(Path(name).expanduser())) if kind_of(name) == "workdir" else None
+    return dataclasses.replace(sampler, reads_marks=is_scored or (arm is not None and arm.is_scored))
 
 
 def read_claim(row: Row, settings: JudgeSettings, sampler: CheckpointSampler) -> Claim:
@@ -149,7 +162,7 @@ def _read_solution(row: Row, split: str) -> Solution:
 def _judge(
     sampler: CheckpointSampler, logits_fn: LogitsFn, claims: Sequence[Claim], settings: JudgeSettings
 ) -> list[dict[str, Any]]:
-    samples = 1 if settings.scored else settings.samples
+    samples = settings.samples
     if settings.scored:
         responses = [(blank_marks(sampler.tokenizer, len(claim.solution.steps)), False) for claim in claims]
     else:
@@ -193,6 +206,17 @@ def score_solutions(sampler: CheckpointSampler, solutions: Sequence[Solution]) -
     return [scored_verification(*pair) for pair in zip(solutions, found, strict=True)]
 
 
+def scored_texts(
+    sampler: CheckpointSampler, prompts: Sequence[list[int]], solutions: Sequence[Solution]
+) -> list[str]:
+    """Verifications with the likelier word at each mark, by a sampler with `reads_marks`; empty where the marks have
+    more tokens than a response may."""
+    rows = [mark_row(sampler.tokenizer, len(one.steps), sampler.sampler.config.cache_buckets[-1]) for one in solutions]
+    found = mark_probabilities(sampler.tokenizer, make_logits_fn(sampler), prompts, [row.tokens for row in rows])
+    return ["" if row.is_cut else row.written([p >= 0.5 for p in p_steps])[0]
+            for row, (p_steps, _) in zip(rows, found, strict=True)]
+
+
 def mark_probabilities(
     tokenizer: Tokenizer, logits_fn: LogitsFn, prompts: Sequence[list[int]], responses: Sequence[Sequence[int]]
 ) -> list[tuple[list[float | None], float | None]]:
@@ -233,9 +257,9 @@ def _verification(
     parsed = make_verification(solution, *sampler.tokenizer.decode_with_ends(tokens), is_truncated, sampler.stops)
     judgements, verdict = list(parsed.judgements), parsed.verdict
     p_steps = list(of_judgements(p_steps, judgements))
-    if is_scored:  # the text has CORRECT everywhere
-        judgements = [None if p is None else p >= 0.5 for p in p_steps]
-        verdict = "INVALID" if p_verdict is None else "CORRECT" if p_verdict >= 0.5 else "INCORRECT"
+    if is_scored:  # the text has CORRECT everywhere, so its own verdict would say so
+        judgements, p_verdict = [p >= 0.5 for p in p_steps], round(math.prod(p_steps), _DIGITS)
+        verdict = "CORRECT" if all(judgements) else "INCORRECT"
     return {"judgements": judgements, "p_steps": p_steps, "verdict": verdict, "p_verdict": p_verdict,
             "text": "" if is_scored else parsed.text, "is_aligned": parsed.is_aligned,
             "is_truncated": bool(is_truncated)}

@@ -51,6 +51,11 @@ class CheckpointSampler:
     rows: int = 1
     placement: Placement | None = None  # None: the default device alone
     stops: bool = False  # a verifier ends its judgements at the first INCORRECT
+    reads_marks: bool = False  # a verifier writes nothing: its marks are read in one pass (text/mark_rows.py)
+
+    @property
+    def is_sampled(self) -> bool:
+        return not (self.reads_marks or self.source.model_config.score_head)
 
     @property
     def tokenizer(self) -> Tokenizer:

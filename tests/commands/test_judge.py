@@ -12,6 +12,7 @@ from support.evaluation_cases import CLAIM, SILENT, scripted_verifier, small_tok
 from support.greedy_tokenizer import greedy_tokenizer
 from support.paths import ROWS
 from support.tiny_checkpoints import MODEL, tiny_params, write_tiny_folder
+from tango_jax import evaluate
 from tango_jax import judge as command
 from tango_jax.data.rows import Row
 from tango_jax.evaluation import judging
@@ -222,8 +223,15 @@ def test_scored_rows_of_processbench_without_sampling(folder, tmp_path, capsys):
         [found] = row["verifications"]
         assert len(found["p_steps"]) == len(row["steps"]) and all(0 < p < 1 for p in found["p_steps"])
         assert found["judgements"] == [p >= 0.5 for p in found["p_steps"]] and found["is_aligned"]
-        assert found["verdict"] == ("CORRECT" if found["p_verdict"] >= 0.5 else "INCORRECT")
+        assert found["verdict"] == ("CORRECT" if all(found["judgements"]) else "INCORRECT")
+        assert found["p_verdict"] == pytest.approx(np.prod(found["p_steps"]), abs=1e-6)
     assert f"verifications: {len(rows)}, of which 0 without a verdict (INVALID), 0 with" in capsys.readouterr().out
+    evaluated = tmp_path / "evaluated"
+    evaluate.main([f"--verifier={folder}", f"--sets=processbench_math:{ROWS / 'processbench.jsonl'}", "--scored",
+                   "--verifier_template=plain", f"--out={evaluated}"])
+    read = [json.loads(line) for line in (evaluated / "rows/processbench_math.jsonl").read_text().splitlines()]
+    assert [[(one["verdict"], one["judgements"]) for one in row["verifications"]] for row in read] == [
+        [(one["verdict"], one["judgements"]) for one in row["verifications"]] for row in rows]
     again = command.judge(given, folder, scored=True, template="plain", rows=2)
     np.testing.assert_allclose(probabilities(again), probabilities(rows), atol=2e-6)
 

@@ -88,7 +88,7 @@ def test_mistakes_end_in_one_line(folder, tmp_path, capsys):
         (judge.main, [file, f"--out={tmp_path}/a.jsonl", "--max_prompt=2000"], "are more than the 1024 positions of"),
         (judge.main, [file, f"--out={tmp_path}/a.jsonl", "--template=plain"], "the template plain is for a model that"),
         (main, [f"--sets=processbench_math:{ROWS_FILE}", f"--out={tmp_path}/b", "--votes=2"],
-         "is a process reward model, which judges the same each time: leave --votes out"),
+         "writes nothing and judges the same each time: leave --votes out"),
         (main, [f"--sets=gsm8k:{ROWS / 'gsm8k.jsonl'}", f"--checkpoint={folder}", f"--out={tmp_path}/c"],
          f"{folder} is a process reward model, which judges steps and writes no text"),
     ]:

@@ -17,7 +17,7 @@ from support.tiny_checkpoints import write_tiny_folder
 from support.tiny_train import StopAfter, repeatable_rows
 from tango_jax.cli.command_line import load_config
 from tango_jax.data.rows import Row
-from tango_jax.evaluation.judging import JudgeSettings, judge_rows
+from tango_jax.evaluation.judging import JudgeSettings, judge_rows, open_verifier
 from tango_jax.loop import run
 from tango_jax.loop.breakdown import Broken
 from tango_jax.loop.scoring import read_marks
@@ -272,6 +272,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(name, tmp_path):
 
 
 def check_metrics(config, folder):
+    assert open_verifier(str(folder), CheckpointSamplerSettings()).reads_marks
     rows = read_metrics(folder)
     trained = [row for row in rows if row["phase"] in ("warmup", "verifier")]
     assert all(row["verifier/tokens_sampled"] == 0 < row["verifier/tokens_scored"] for row in trained)

@@ -121,6 +121,7 @@ def evaluate(monkeypatch, settings, generator=None, verifier=None, console=SILEN
     """Results by set, with the given samplers."""
     samplers = {"generator": generator, "verifier": verifier}
     monkeypatch.setattr(command, "open_checkpoint_sampler", lambda role, name, settings: samplers[role])
+    monkeypatch.setattr(command, "open_verifier", lambda name, settings, is_scored: samplers["verifier"])
     return {result.name: result for result in command.evaluate_checkpoint(settings, console)}
 
 
