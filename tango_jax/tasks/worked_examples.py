@@ -49,8 +49,8 @@ _MATH = (
      "250",
      ("150 / 3 = 50.", "The problem says so.", "5 * 50 = 250."), (True, True, True), True),
 )
-# Examples in a prompt, at most: more make prompts longer, and the format clear no sooner. Of the verifier's, the last has
-# a wrong answer: small models repeat the verdicts that they are shown.
+# Examples in a prompt, at most: more make prompts longer, and the format clear no sooner. Of the verifier's, the last
+# has a wrong answer: small models repeat the verdicts that they are shown.
 SHOWN = 5
 
 
