@@ -210,7 +210,8 @@ def _check_enough(pupil: Pupil, kept: list[TaggedRow], sampled: list[list[Sample
     right = sum(one.is_right for own in sampled for one in own)
     what = {"generator": f"; {right} have a right answer",
             "verifier": ", where as many must agree with the grade on right as on wrong solutions"}[pupil.role]
-    raise ValueError(f"task.stage_one=self: {said}{what}: too few to imitate; {HELP}")
+    without = {"generator": "", "verifier": "; verifier.sft.steps=0 leaves it untrained"}[pupil.role]
+    raise ValueError(f"task.stage_one=self: {said}{what}: too few to imitate; {HELP}{without}")
 
 
 def _remove_weights(pupil: Pupil, rounds: Iterable[int]) -> None:

@@ -32,6 +32,9 @@ _MATH = (
      ("A week has 7 days.", "She reads 7 * 12 = 94 pages.", "In a week she reads 84 pages."), "84",
      ("A week has 7 days.", "7 * 12 is 84, not 94.", "84 pages is what 7 days of 12 pages make."),
      (True, False, True), True),
+    ("A bag holds 5 nuts. How many nuts are in 3 bags?",
+     ("3 * 5 = 18 nuts.", "So 18 nuts are in 3 bags."), "18",
+     ("3 * 5 is 15, not 18.", "It repeats the 18."), (False, True), False),
     ("Mia has 11 stickers and gives away 4. How many stickers are left?",
      ("11 - 4 = 7 stickers.", "So 7 stickers are left."), "7",
      ("11 - 4 = 7.", "This is what is left."), (True, True), True),
@@ -46,7 +49,9 @@ _MATH = (
      "250",
      ("150 / 3 = 50.", "The problem says so.", "5 * 50 = 250."), (True, True, True), True),
 )
-SHOWN = 5  # examples in a prompt, at most: more make prompts longer, and the format clear no sooner
+# Examples in a prompt, at most: more make prompts longer, and the format clear no sooner. Of the verifier's, the last
+# has a wrong answer: small models repeat the verdicts that they are shown.
+SHOWN = 5
 
 
 def read_examples(config: ConfigDict) -> list[TaggedRow]:
