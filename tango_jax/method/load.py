@@ -250,6 +250,10 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Met
             f"rl.samples_per_prompt or {of}.max_response",
         )
     mistakes.require(
+        not method.arm.is_scored or config.task.stage_one != "self" or not config.verifier.sft.steps, "task.stage_one="
+        f"self teaches a verifier to write, and that of {shown} does not: set verifier.sft.steps=0",
+    )
+    mistakes.require(
         not config.verifier.stop_at_first_error or not method.arm.is_scored, f"the verifier of {shown} does not write, "
         "and with verifier.stop_at_first_error=True it would stop writing: set it to False",
     )

@@ -245,7 +245,7 @@ def set_stage_one(
     if config.task.stage_one != SELF:
         return []
     taught = [role for role in ROLES if role == "generator"
-              or (arm is None or arm.uses_verifier) and not models[role].score_head]
+              or (arm is None or arm.uses_verifier and not arm.is_scored) and not models[role].score_head]
     settings.put("self.problems", min(STAGE_ONE_TURNS * scale.prompts, training))
     settings.put("self.samples", scale.samples)
     small = min(num_parameters(models[role]) for role in taught) < SMALL_MODEL

@@ -191,6 +191,8 @@ def judge_twice(t):
      "rl.samples_per_prompt=1, and several verifications of a solution are compared: raise it"),
     (("verifier.stop_at_first_error=true",), "the verifier of arm=scored does not write, and with "
      "verifier.stop_at_first_error=True it would stop writing: set it to False"),
+    (("task.stage_one=self", "verifier.sft.steps=2"), "task.stage_one=self teaches a verifier to write, and that of "
+     "arm=scored does not: set verifier.sft.steps=0"),
     (("verifier.max_response=3000000",), "the verifier of arm=scored would score up to 24000000 tokens"),
 ])
 def test_what_does_not_combine_is_refused_in_one_line(overrides, told):

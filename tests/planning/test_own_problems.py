@@ -385,6 +385,7 @@ def test_a_reward_model_may_be_the_fixed_verifier(folder, tmp_path):
     (["task.stage_one=self", "verifier.sft.steps=8"], "self", (32, 8)),
     (["generator.sft.batch_size=4"], "", (0, 0)),  # who sets up a stage 1 says what it imitates
     (["arm=grpo"], "self", (32, 0)),
+    (["arm=scored"], "self", (32, 0)),
     (["generator.init_from=RUN", "verifier.init_from=RUN"], "", (0, 0)),
 ])
 def test_a_stage_one_of_own_samples_is_asked_for_unless_settings_say_otherwise(
