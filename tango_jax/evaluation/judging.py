@@ -259,7 +259,7 @@ def _verification(
     p_steps = list(of_judgements(p_steps, judgements))
     if is_scored:  # the text has CORRECT everywhere, so its own verdict would say so
         judgements, p_verdict = [p >= 0.5 for p in p_steps], round(math.prod(p_steps), _DIGITS)
-        verdict = "CORRECT" if all(judgements) else "INCORRECT"
+        verdict = ("CORRECT" if all(judgements) else "INCORRECT") if judgements else "INVALID"
     return {"judgements": judgements, "p_steps": p_steps, "verdict": verdict, "p_verdict": p_verdict,
             "text": "" if is_scored else parsed.text, "is_aligned": parsed.is_aligned,
             "is_truncated": bool(is_truncated)}

@@ -58,7 +58,7 @@ def choose_claims(
     problems: Sequence[Problem], texts: Sequence[Sequence[tuple[str, bool]]], count: int, min_steps: int, seed: int
 ) -> list[Claim]:
     """Well-formed solutions: half wrong, a quarter right, a quarter right with a damaged step, as far as there are
-    some. Of different problems first."""
+    some, in turns. Of different problems first."""
     kinds: dict[str, list[Claim]] = {"wrong": [], "right": [], "damaged": []}
     seen = set()
     for place, own in enumerate(itertools.zip_longest(*texts)):  # first samples, second samples, ...
@@ -72,7 +72,8 @@ def choose_claims(
             if is_right and (found := damage(claim, np.random.default_rng((seed, place, number)))):
                 kinds["damaged"].append(found)
     limits = {"wrong": count // 2, "right": count - count // 2 - count // 4, "damaged": count // 4}
-    return [claim for kind, claims in kinds.items() for claim in claims[: limits[kind]]]
+    chosen = {kind: claims[: limits[kind]] for kind, claims in kinds.items()}
+    return _in_turns(chosen["wrong"], _in_turns(chosen["right"], chosen["damaged"]))
 
 
 def damage(claim: Claim, rng: np.random.Generator) -> Claim | None:
@@ -116,7 +117,7 @@ def keep_verifications(claims: Sequence[Claim], texts: Sequence[Sequence[str]], 
     return _in_turns(right[:count], kept["wrong"][:count])
 
 
-def _in_turns(*lists: list[TaggedRow]) -> list[TaggedRow]:
+def _in_turns(*lists: list) -> list:
     return [row for rows in itertools.zip_longest(*lists) for row in rows if row is not None]
 
 

@@ -42,7 +42,11 @@ class MarkRow(NamedTuple):
     is_cut: bool
 
     def written(self, is_right: Sequence[bool]) -> tuple[str, list[int]]:
-        """The text with these marks, of which the verdict follows, and the ends of the tokens in it."""
+        """The text with these marks, of which the verdict follows, and the ends of the tokens in it. Without a mark
+        nothing was read, and there is no verdict."""
+        if not is_right:
+            text = self.text.partition("<final_verification>")[0]
+            return text, np.minimum(self.ends, len(text)).tolist()
         marks, verdict = find_marks(self.text)
         text, ends = self.text, np.array(self.ends)
         for (start, end), right in reversed(list(zip((*marks, verdict), (*is_right, all(is_right)), strict=True))):

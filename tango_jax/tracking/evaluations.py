@@ -50,7 +50,8 @@ class Evaluation(NamedTuple):
     groups_without_signal: float | None = None
     alpha: float | None = None  # weight of the step rewards
     steps_mean: float | None = None  # steps of a sampled solution
-    steps_approved: float | None = None  # approved share of the rewarded steps; None if only some are judged
+    # Approved share of all steps, by their marks; None if only some are judged, or rewards are probabilities.
+    steps_approved: float | None = None
     verifier_live_accept_gap: float | None = None  # tracking/scores.py, aligned verifications; None in the warm-up
     verifier_first_error_f1: float | None = None  # of the evaluation, as verifier_step_f1
     # Of the turns before it, as `sampled_tokens`:
@@ -78,11 +79,11 @@ _NO_SOURCES = Sources()
 _DIGESTS = ("setup", "method", "problems", "generator_start", "verifier_start", "weights")
 _TEXTS = ("task", "setting", "arm", *_DIGESTS, "source", "arm_record")
 _COLUMNS = ("arm", "seed", "task.data_seed", "verifier.adapter")  # told in columns; the last one in `method`
-_SETUP = ("task.", "eval.", "rl.prompts_per_step", "rl.samples_per_prompt",
+_SETUP = ("task.", "self.", "eval.", "rl.prompts_per_step", "rl.samples_per_prompt",
           *(f"{role}.{group}" for role in ROLES for group in (
               "checkpoint", "model.", "sft.", "template", "stop_at_first_error", "use_chat", "max_prompt",
               "max_response")))
-SETUP_IN_WORDS = ("other problems, another model, stage 1 or prompt, or turns of another size (task.*, eval.*, "
+SETUP_IN_WORDS = ("other problems, another model, stage 1 or prompt, or turns of another size (task.*, self.*, eval.*, "
                   "rl.prompts_per_step, rl.samples_per_prompt, and of a role checkpoint, model.*, sft.*, template, "
                   "stop_at_first_error, use_chat, max_prompt or max_response)")
 _COUNTS = ("start", "seed", "turn", "generator_step", "sampled_tokens", "scored_tokens")
@@ -99,6 +100,7 @@ def evaluations_of(
     digests = (setup_of(config, sources.files), method_of(config, sources.files), _digest(contents) if contents else "",
                *(_start_of(role, config, sources.start) for role in ROLES), sources.weights,
                sources.source, sources.arm_record)
+    has_all_marks = not config.verifier.stop_at_first_error and config.rl.step_reward == "mark"
     for index, row in enumerate(metrics):
         if row["phase"] in TURN_PHASES:
             tokens, scored = tokens + tokens_sampled(row), scored + tokens_scored(row)
@@ -114,7 +116,7 @@ def evaluations_of(
             row.get("verifier/pool/outcome_f1"), turn.get("generator/reward/outcome"),
             None if is_warmup_ahead else turn.get("verifier/live_step_f1"),
             turn.get("generator/groups_without_signal"), turn.get("generator/alpha"), turn.get("generator/steps_mean"),
-            None if _selects(turn) else turn.get("generator/steps_approved"),
+            turn.get("generator/steps_approved") if has_all_marks and not _selects(turn) else None,
             None if is_warmup_ahead else turn.get("verifier/live_accept_gap"),
             row.get("verifier/pool/first_error_f1"), int(scored), None if np.isnan(flops) else flops, *digests,
         ))

@@ -353,6 +353,8 @@ MISTAKES = [
     (f"{MATH} task.stage_one=hub:a", r"'hub:a' is not a hub id"),
     (f"{MATH} task.stage_one=self generator.sft.steps=0 verifier.sft.steps=0",
      r"task\.stage_one=self, and generator\.sft\.steps=0 and verifier\.sft\.steps=0 imitate nothing: set the updates"),
+    (f"{MATH} task.stage_one=self verifier.sft.steps=1 verifier.stop_at_first_error=true verifier.template="
+     "math_first_error", r"task\.stage_one=self makes verifications that judge all steps, and verifier\.stop_at_"),
     (f"{MATH} task.stage_one=self generator.sft.steps=1 task.examples=none.jsonl",
      r"task\.examples: data file none\.jsonl does not exist"),
     (f"{MATH} task.stage_one=self generator.sft.steps=1 task.examples={ROWS / 'gsm8k.jsonl'}",

@@ -35,13 +35,15 @@ def asked(monkeypatch):
             accepts = [bool(row % 2 and has_signal[0]) for row in range(len(owners))]
             records = [verification("CORRECT" if one else "INCORRECT") for one in accepts]
         rollout = Rollout((np.zeros(2, int),) * len(owners), (np.full(2, LOGP, np.float32),) * len(owners),
-                          np.zeros(len(owners), bool), 1, len(owners))
+                          np.zeros(len(owners), bool), 1, len(owners),
+                          (np.array([1, -1]),) * len(owners) if prompt.is_scored else None)
         return Responses(role, parents, [[1]] * len(parents), group_size, rollout, with_parents(records, owners), {},
                          prompt.name)
 
     monkeypatch.setattr(turns, "respond", respond)
     monkeypatch.setattr(turns, "update_policy", lambda *arguments: (None, {}))
     monkeypatch.setattr(turns, "turn_metrics", lambda *arguments: {})
+    monkeypatch.setattr(turns, "turn_flops", lambda *arguments: {})
     monkeypatch.setattr(turns.PolicyWork, "reference_logps",
                         lambda self, responses, prompt: np.zeros((len(responses), 48), np.float32))
 

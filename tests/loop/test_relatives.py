@@ -24,7 +24,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import make_task
-from tango_jax.text.prompts import INFORMED, JUDGE, PROMPTS, SECOND_JUDGEMENT, SECOND_TRY, SOLVE, prompt_ids
+from tango_jax.text.prompts import INFORMED, JUDGE, PROMPTS, SCORED, SECOND_JUDGEMENT, SECOND_TRY, SOLVE, prompt_ids
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.viewer import charts
@@ -170,6 +170,7 @@ def test_only_the_teacher_sees_the_answer(made):
     assert "qqzzqq" in text_of(verifier, INFORMED, hidden)
     parents = {SOLVE: hidden.problem, JUDGE: hidden, SECOND_TRY: said, SECOND_JUDGEMENT: said}
     assert set(parents) == {*PROMPTS.values()} - {INFORMED}
+    parents[SCORED] = hidden
     for prompt, parent in parents.items():
         text = text_of(policies[prompt.role], prompt, parent)
         assert text and "qqzzqq" not in text, prompt.name
@@ -258,4 +259,5 @@ def test_examples_of_every_prompt_fit_where_there_is_room(made):
 def test_arms_with_further_prompts_say_so_in_their_stage_one():
     kinds = {name: kind for name in ARMS if (kind := load_method(config_of(name)).stage_one_kind())}
     assert kinds == {"self_verify": "one_policy", "no_labels": "one_policy", "second_try": "one_policy,second_try",
-                     "taught_verifier": "informed", "meta_judged": "second_judgement"}
+                     "taught_verifier": "informed", "meta_judged": "second_judgement", "scored": "marks_alone",
+                     "scored_exact": "marks_alone"}

@@ -18,7 +18,8 @@ def test_a_role_that_cannot_be_sampled_from_is_named(monkeypatch):
 
     sampler = types.SimpleNamespace(layout=lambda params: params, sample=sample)
     config = types.SimpleNamespace(temperature=1.0, top_p=1.0, top_k=0)
-    policy = types.SimpleNamespace(role="verifier", config=config, sampler=sampler)
+    policy = types.SimpleNamespace(role="verifier", config=config, sampler=sampler,
+                                   model_config=types.SimpleNamespace(score_head=""))
     monkeypatch.setattr(turn, "build_prompts", lambda policy, prompt, parents: ([[30]] * len(parents), [False]))
     context = RunContext(None, None, {"verifier": policy}, {}, PhaseTimer())
     states = {"verifier": types.SimpleNamespace(weights=jnp.ones(1))}

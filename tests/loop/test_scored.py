@@ -113,8 +113,8 @@ def test_a_judgement_that_is_read_is_the_plain_forward_pass(overrides):
     values = np.concatenate(found)
     assert values.min() < 0.35 and values.max() > 0.65
     for record, p in zip(responses, found, strict=True):
-        assert record.judgements == tuple(p >= 0.5) and record.verdict == ("CORRECT" if (p >= 0.5).all() else
-                                                                           "INCORRECT")
+        verdict = ("CORRECT" if (p >= 0.5).all() else "INCORRECT") if len(p) else "INVALID"
+        assert record.judgements == tuple(p >= 0.5) and record.verdict == verdict
         assert record.is_aligned == (len(p) > 0) and record.p_steps == tuple(map(float, p))
     assert responses.metrics["verifier/tokens_sampled"] == 0
     assert responses.metrics["verifier/tokens_scored"] == sum(
@@ -164,7 +164,7 @@ def test_marks_without_room_are_not_read():
     responses = read(policy, state)
     assert [one.is_truncated for one in responses] == [len(one.steps) > 1 for one in SOLUTIONS]
     assert [one.verdict == "INVALID" and not one.judgements for one in responses] == [
-        len(one.steps) > 1 for one in SOLUTIONS]
+        len(one.steps) != 1 for one in SOLUTIONS]
     assert responses.metrics["verifier/truncation_rate"] == 5 / 8
     assert action_mask(policy.config, responses.rollout).sum() == 2
 
