@@ -111,8 +111,9 @@ def learn(pupil: Pupil, console: Console, save_untrained_fn: Callable[[], None],
         return
     if role == "verifier" and len(kinds := {claim.is_right for claim in pupil.parents}) == 1:
         kind, helps = ("right", "harder problems help") if True in kinds else ("wrong", HELP)
-        console.log(f"warning: {seen}, and to learn from its own judgements it needs right and wrong solutions: all "
-                    f"{len(pupil.parents)} of the generator's that are well formed and fit its prompt are {kind}: "
+        console.log(f"warning: {seen}, and to learn from its own judgements it needs right and wrong solutions: of "
+                    f"{numbers.samples} samples of the generator to each problem, all that are well formed and fit the "
+                    f"verifier's prompt are {kind}: "
                     f"{UNTRAINED_VERIFIER}; {helps}")
         _write_rounds(pupil, [{"round": 0, "plain_share": share}], 0)
         save_untrained_fn()

@@ -260,7 +260,7 @@ def test_rounds_end_when_no_more_are_kept(folder, problems, policies, tmp_path, 
 @pytest.mark.parametrize("script, message", [
     (Script(SHARES, right=0), "the generator's round 1: of 40 samples with worked examples, 75 % are well formed and 0 "
      "are kept .0 %.; 0 have a right answer: too few to imitate; a larger model, easier problems or a file of tagged"),
-    (Script({"generator": [1.0]}), "of 40 samples of the generator, none are well formed and fit the verifier's prompt"),
+    (Script({"generator": [1.0]}), "of 40 samples of the generator, none are well formed and fit the verifier's"),
 ])
 def test_where_even_worked_examples_give_nothing_one_line_says_what_helps(
     config, policies, tmp_path, monkeypatch, script, message
@@ -276,7 +276,8 @@ def test_where_even_worked_examples_give_nothing_one_line_says_what_helps(
     (Script(SHARES, is_verdict_right=lambda number: False), "the verifier's round 1: of 40 samples with worked examples"
      ", 75 % are well formed and 0 are kept (0 %): 0 of 20 judgements of right solutions and 0 of 20 judgements of "
      "wrong solutions are well formed and agree with what is known", 2),
-    (Script(SHARES, right=1), "all 7 of the generator's that are well formed and fit its prompt are right", 1),
+    (Script(SHARES, right=1), "of 4 samples of the generator to each problem, all that are well formed and fit "
+     "the verifier's prompt are right", 1),
 ])
 def test_a_verifier_with_nothing_to_imitate_starts_untrained_and_the_run_goes_on(
     config, policies, tmp_path, monkeypatch, capsys, script, message, rounds
