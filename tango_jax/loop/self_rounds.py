@@ -113,8 +113,7 @@ def learn(pupil: Pupil, console: Console, save_untrained_fn: Callable[[], None],
         kind, helps = ("right", "harder problems help") if True in kinds else ("wrong", HELP)
         console.log(f"warning: {seen}, and to learn from its own judgements it needs right and wrong solutions: of "
                     f"{numbers.samples} samples of the generator to each problem, all that are well formed and fit the "
-                    f"verifier's prompt are {kind}: "
-                    f"{UNTRAINED_VERIFIER}; {helps}")
+                    f"verifier's prompt are {kind}: {UNTRAINED_VERIFIER}; {helps}")
         _write_rounds(pupil, [{"round": 0, "plain_share": share}], 0)
         save_untrained_fn()
         return
@@ -122,9 +121,8 @@ def learn(pupil: Pupil, console: Console, save_untrained_fn: Callable[[], None],
     with_shown = with_examples(pupil.policy, shown, numbers.samples)
     console.log(f"{seen}, less than {_percent(GATE)}: its stage 1 samples {numbers.samples} responses to each of "
                 f"{len(pupil.parents)} prompts with worked examples{TOLD[role]}, and imitates what is right and well "
-                f"formed, with the plain prompt, in {pupil.config[role].sft.steps} updates, for up to "
-                f"{numbers.rounds} rounds. That is at most "
-                f"{numbers.rounds * (samples + _looked_at(pupil))} samples of up to "
+                f"formed, with the plain prompt, in {pupil.config[role].sft.steps} updates, for up to {numbers.rounds} "
+                f"rounds. That is at most {numbers.rounds * (samples + _looked_at(pupil))} samples of up to "
                 f"{pupil.config[role].max_response} tokens, and {numbers.rounds * pupil.config[role].sft.steps} "
                 "updates")
     result = _make_rounds(pupil, console, share, with_shown)
