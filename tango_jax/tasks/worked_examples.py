@@ -6,7 +6,7 @@ first ones, the generator the first without a mistake.
 
 Where the verifier is shown examples it is also told, of each of them and of the solution to judge, what is known: the
 grade of the answer, and the number of a damaged step. This is the rationalisation of STaR (arXiv 2203.14465, section
-3.3): a small model that judges without it calls every solution right. What is imitated has the plain prompt, without.
+3.3), for models that call every solution right without it. What is imitated has the plain prompt, without that line.
 """
 
 import dataclasses
