@@ -18,7 +18,7 @@ from tango_jax.tracking.provenance import read_provenance
 from tango_jax.weights.workdir import has_one_policy
 
 ROLES = ("generator", "verifier")
-UNTRAINED = "untrained"  # in the record of a stage 1 that a role did not need (self_stage_one.py)
+UNTRAINED = "untrained"  # in the record of a stage 1 that a role did not need, or had nothing for (self_stage_one.py)
 
 
 def sft_directory(workdir: Path, role: str) -> Path:

@@ -26,6 +26,7 @@ from tango_jax.tasks.self_text import (
     LOOKED_AT,
     SELF,
     Claim,
+    agrees,
     as_fields,
     closed,
     is_well_formed,
@@ -34,7 +35,7 @@ from tango_jax.tasks.self_text import (
 )
 from tango_jax.tasks.tagged_examples import TaggedRow, TaggedRows, make_tagged_examples, read_tagged_rows
 from tango_jax.tasks.task import Task
-from tango_jax.tasks.worked_examples import examples_of, read_examples
+from tango_jax.tasks.worked_examples import examples_of, read_examples, with_known
 from tango_jax.text.prompts import solution_of
 from tango_jax.text.tokenizer import Tokenizer
 
@@ -42,11 +43,13 @@ HELDOUT_SHARE = 10  # one in so many kept rows gives the held-out loss
 LEAST_QUESTIONS = 2  # one to imitate, and one for the held-out loss
 CLOSING_TAG = {"generator": "answer", "verifier": "final_verification"}
 ROUNDS = "rounds.json"
+UNTRAINED_VERIFIER = "the verifier starts untrained, and turns with the format reward may teach it"
+TOLD = {"generator": "", "verifier": ", which also say the grade of each solution and its damaged step,"}
 HELP = "a larger model, easier problems or a file of tagged examples (task.examples) helps"
 
 
 def as_solution(claim: Claim) -> Solution:
-    return solution_of(claim.problem, claim.text, claim.num_steps)
+    return with_known(solution_of(claim.problem, claim.text, claim.num_steps), claim.is_right, claim.damaged)
 
 
 class Pupil(NamedTuple):
@@ -97,7 +100,7 @@ class Pupil(NamedTuple):
 
 def learn(pupil: Pupil, console: Console, save_untrained_fn: Callable[[], None], workdir: Path) -> None:
     """Leaves the result of stage 1 in WORKDIR/sft/ROLE, or what an earlier run left there. All processes must call
-    this. Raises ValueError: nothing can be kept; and as `run_sft`."""
+    this. Raises ValueError: nothing of the generator's can be kept; and as `run_sft`."""
     share, role = _plain_share(pupil, 0, lambda: None), pupil.role
     numbers, samples = pupil.config[SELF], len(pupil.parents) * pupil.config[SELF].samples
     seen = f"the {role}: {_percent(share)} of {_looked_at(pupil)} samples with the plain prompt are well formed"
@@ -106,20 +109,31 @@ def learn(pupil: Pupil, console: Console, save_untrained_fn: Callable[[], None],
         _write_rounds(pupil, [{"round": 0, "plain_share": share}], 0)
         save_untrained_fn()
         return
+    if role == "verifier" and len(kinds := {claim.is_right for claim in pupil.parents}) == 1:
+        kind, helps = ("right", "harder problems help") if True in kinds else ("wrong", HELP)
+        console.log(f"warning: {seen}, and to learn from its own judgements it needs right and wrong solutions: of "
+                    f"{numbers.samples} samples of the generator to each problem, all that are well formed and fit the "
+                    f"verifier's prompt are {kind}: {UNTRAINED_VERIFIER}; {helps}")
+        _write_rounds(pupil, [{"round": 0, "plain_share": share}], 0)
+        save_untrained_fn()
+        return
     shown = examples_of(role, read_examples(pupil.config), pupil.task.min_steps)
     with_shown = with_examples(pupil.policy, shown, numbers.samples)
     console.log(f"{seen}, less than {_percent(GATE)}: its stage 1 samples {numbers.samples} responses to each of "
-                f"{len(pupil.parents)} prompts with worked examples, and imitates what is right and well formed in "
-                f"{pupil.config[role].sft.steps} updates, for up to {numbers.rounds} rounds. That is at most "
-                f"{numbers.rounds * (samples + _looked_at(pupil))} samples of up to "
+                f"{len(pupil.parents)} prompts with worked examples{TOLD[role]}, and imitates what is right and well "
+                f"formed, with the plain prompt, in {pupil.config[role].sft.steps} updates, for up to {numbers.rounds} "
+                f"rounds. That is at most {numbers.rounds * (samples + _looked_at(pupil))} samples of up to "
                 f"{pupil.config[role].max_response} tokens, and {numbers.rounds * pupil.config[role].sft.steps} "
                 "updates")
     result = _make_rounds(pupil, console, share, with_shown)
-    hosts.in_first(lambda: _move(pupil, result, workdir))
+    if result:
+        hosts.in_first(lambda: _move(pupil, result, workdir))
+    else:
+        save_untrained_fn()
 
 
 def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked) -> int:
-    """Returns the round whose weights are the result."""
+    """Returns the round whose weights are the result; 0: nothing of the verifier's can be kept."""
     rounds, result, before = [{"round": 0, "plain_share": share}], 0, 0
     params_fn, shown_share = (lambda: None), 1.0
     for number in range(1, pupil.config[SELF].rounds + 1):
@@ -136,9 +150,11 @@ def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked
         said = (f"the {pupil.role}'s round {number}: of {count} samples with {'worked examples' * shows}"
                 f"{'the plain prompt' * (not shows)}, {_percent(formed)} are well formed and {len(kept)} are kept "
                 f"({_percent(len(kept) / count)})")
-        if number == 1:
-            _check_enough(pupil, kept, sampled, said)
-        elif len(kept) <= before:
+        if number == 1 and len({one.problem.question for one in kept}) < LEAST_QUESTIONS:
+            console.log(_too_few(pupil, sampled, said))
+            rounds.append(row)
+            break
+        if number > 1 and len(kept) <= before:
             console.log(f"{said}, not more than {before} in the round before: the rounds end")
             rounds.append(row)
             break
@@ -154,7 +170,7 @@ def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked
         hosts.in_first(lambda earlier=range(1, number): _remove_weights(pupil, earlier))
         if share >= GATE:
             break
-    if share < GATE:
+    if result and share < GATE:
         console.log(f"warning: the {pupil.role} ends its stage 1 with {_percent(share)} well-formed samples, less than "
                     f"{_percent(GATE)}: turns may teach the rest; {HELP}")
     _write_rounds(pupil, rounds, result)
@@ -203,15 +219,18 @@ def _taught(home: Path) -> list[TaggedRow]:
     return read_tagged_rows(str(home / f"kept_{result}.jsonl"), is_for_verifier=False) if result else []
 
 
-def _check_enough(pupil: Pupil, kept: list[TaggedRow], sampled: list[list[Sampled]], said: str) -> None:
-    """Raises ValueError: nothing that the worked examples led to can be imitated."""
-    if len({row.problem.question for row in kept}) >= LEAST_QUESTIONS:
-        return
-    right = sum(one.is_right for own in sampled for one in own)
-    what = {"generator": f"; {right} have a right answer",
-            "verifier": ", where as many must agree with the grade on right as on wrong solutions"}[pupil.role]
-    without = {"generator": "", "verifier": "; verifier.sft.steps=0 leaves it untrained"}[pupil.role]
-    raise ValueError(f"task.stage_one=self: {said}{what}: too few to imitate; {HELP}{without}")
+def _too_few(pupil: Pupil, sampled: list[list[Sampled]], said: str) -> str:
+    """The line on a verifier that starts untrained. Raises ValueError: it is the generator."""
+    if pupil.role == "generator":
+        right = sum(one.is_right for own in sampled for one in own)
+        raise ValueError(f"task.stage_one=self: {said}; {right} have a right answer: too few to imitate; {HELP}")
+    found = {True: [], False: []}
+    for claim, own in zip(pupil.parents, sampled, strict=True):
+        found[claim.is_right] += [agrees(claim, closed(one.text, CLOSING_TAG["verifier"])) for one in own]
+    counts = " and ".join(f"{sum(found[is_right])} of {len(found[is_right])} judgements of {name} solutions"
+                          for is_right, name in ((True, "right"), (False, "wrong")))
+    return (f"warning: {said}: {counts} are well formed and agree with what is known, and as many of each are "
+            f"imitated, of {LEAST_QUESTIONS} problems at least: {UNTRAINED_VERIFIER}; {HELP}")
 
 
 def _remove_weights(pupil: Pupil, rounds: Iterable[int]) -> None:

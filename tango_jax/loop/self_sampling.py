@@ -26,8 +26,9 @@ from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.sampler import make_sampler
 from tango_jax.tasks.tagged_examples import TaggedRow
 from tango_jax.tasks.task import Task
-from tango_jax.tasks.worked_examples import prompt_with
+from tango_jax.tasks.worked_examples import prompt_with, with_known
 from tango_jax.text.prompts import OWN, Prompt, prompt_ids, solution_of
+from tango_jax.text.templates import MANY_STEPS
 
 PART = 32  # prompts of a part, which is written at once; an interruption loses at most one
 # RFT samples at 0.7: fewer responses leave the format than at 1, and those of a problem still differ.
@@ -64,7 +65,8 @@ def with_examples(policy: Policy, rows: Sequence[TaggedRow], samples: int) -> As
     policy = dataclasses.replace(policy, tokenizer=plain_text)
     config, positions = policy.config, policy.model_config.max_position
     empty, added = Problem("", "", ""), 0
-    parent = empty if policy.role == "generator" else solution_of(empty, "")
+    # The verifier's with the longest line of what is known.
+    parent = empty if policy.role == "generator" else with_known(solution_of(empty, ""), True, MANY_STEPS)
     plain = _num_tokens(policy, OWN[policy.role], parent)
     for count in range(len(rows), 0, -1):
         prompt = prompt_with(policy.role, list(rows[:count]))

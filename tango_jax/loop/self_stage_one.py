@@ -8,7 +8,11 @@ well formed than of those with examples in the last round that showed them.
 
 The verifier learns likewise from its own judgements of the generator's solutions. Those are kept whose verdict agrees
 with the grade, as many of right as of wrong solutions. Into a part of the right ones a wrong number is put, and a
-judgement of such a solution is kept if it finds that step.
+judgement of such a solution is kept if it finds that step. With worked examples, and only there, the prompt always says
+what is known (STaR's rationalisation, its section 3.3; tasks/worked_examples.py), and not only after a sampling without
+it: one rule, and what is kept does not depend on how much was kept. Where all the same nothing of the verifier's can be
+kept (or all solutions are right, or all wrong), it starts untrained and a line says so: turns reward the format and may
+teach it. Without solutions of the generator's nothing can be learned, so there the run ends.
 
 The rounds end when GATE of LOOKED_AT plain samples are well formed, when no more are kept than in the round before, or
 after `self.rounds`. A round after the first that does not raise that share is not taken. WORKDIR/self/ROLE holds all
@@ -56,8 +60,8 @@ class OwnStageOne:
         return hosts.from_first(peek_meta(sft_directory(self.workdir, role) / "checkpoints") is not None)
 
     def prompts_of(self, role: str, weights_fn: Callable[[], dict]) -> Sequence[Problem | Claim]:
-        """What the role's samples are about. `weights_fn`: the generator's, after its stage 1. Raises ValueError: of
-        its solutions none are right, or none wrong."""
+        """What the role's samples are about. `weights_fn`: the generator's, after its stage 1. Raises ValueError: none
+        of its solutions can be judged."""
         problems = _problems(self.config, self.task)
         if role == "generator":
             return problems
@@ -68,11 +72,8 @@ class OwnStageOne:
         claims = choose_claims(problems, texts, len(problems), self.task.min_steps, config.seed)
         _, is_cut = build_prompts(self.policies[role], OWN[role], list(map(as_solution, claims)))
         claims = [claim for claim, cut in zip(claims, is_cut, strict=True) if not cut]
-        right = sum(claim.is_right for claim in claims)
-        helps = "harder problems help, or verifier.sft.steps=0" if right else HELP
-        require(0 < right < len(claims), "task.stage_one=self: the verifier learns from right and wrong solutions, and "
-                f"of {samples * len(problems)} samples of the generator, {right} of those that are well formed and fit "
-                f"the verifier's prompt are right and {len(claims) - right} wrong: {helps}")
+        require(bool(claims), f"task.stage_one=self: of {samples * len(problems)} samples of the generator, none are "
+                f"well formed and fit the verifier's prompt, so it has nothing to judge: {HELP}")
         return claims
 
     def learn(

@@ -3,13 +3,20 @@
 Stage 1 without a teacher (loop/self_stage_one.py) samples with them. `task.examples` names a file of one's own, in the
 form of `task.stage_one` (tagged_examples.py). The examples here are of school mathematics. The verifier is shown the
 first ones, the generator the first without a mistake.
+
+Where the verifier is shown examples it is also told, of each of them and of the solution to judge, what is known: the
+grade of the answer, and the number of a damaged step. This is the rationalisation of STaR (arXiv 2203.14465, section
+3.3), for models that call every solution right without it. What is imitated has the plain prompt, without that line.
 """
+
+import dataclasses
+from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
 from tango_jax.data.rows import read_rows
 from tango_jax.grading import parse_solution, parse_verification
-from tango_jax.records import Problem
+from tango_jax.records import Problem, Solution
 from tango_jax.runtime.checks import require
 from tango_jax.tasks.tagged_examples import TaggedRow, read_tagged_rows
 from tango_jax.text.prompts import OWN, Fields, Prompt
@@ -80,12 +87,14 @@ def examples_of(role: str, rows: list[TaggedRow], min_steps: int) -> list[Tagged
 
 
 def prompt_with(role: str, rows: list[TaggedRow]) -> Prompt:
-    """The role's own prompt with these examples before the problem, in the words of the template `math`."""
+    """The role's own prompt with these examples before the problem, in the words of the template `math`; the verifier's
+    also with what the Solution's `is_correct` and `gold_steps` say, after the solution."""
     shown = "".join(map(_as_solved if role == "generator" else _as_judged, rows))
 
     def fields(parent: object, is_plain: bool) -> Fields:
         own = OWN[role].fields(parent, is_plain)
-        return own._replace(question=shown + own.question)
+        told = f"\n\n{known_of(parent.is_correct, parent.gold_steps or ())}" if isinstance(parent, Solution) else ""
+        return own._replace(question=shown + own.question, text=own.text + told)
 
     return Prompt(f"{role}_with_examples", role, fields)
 
@@ -95,8 +104,24 @@ def _as_solved(row: TaggedRow) -> str:
 
 
 def _as_judged(row: TaggedRow) -> str:
-    return (f"{row.problem.question}\n\nSolution in {row.num_steps} steps:\n{row.solution}\n\nVerification:\n"
-            f"{row.verification}\n\nProblem:\n")
+    found = parse_verification(row.verification, row.num_steps)
+    return (f"{row.problem.question}\n\nSolution in {row.num_steps} steps:\n{row.solution}\n\n"
+            f"{known_of(found.verdict == 'CORRECT', found.judgements)}\n\nVerification:\n{row.verification}\n\n"
+            "Problem:\n")
+
+
+def known_of(is_right: bool, steps: Sequence[bool | None]) -> str:
+    """The line that the verifier is told: of a wrong answer no step, since a grade says nothing of steps."""
+    if not is_right:
+        return "The final answer is wrong."
+    wrong = f", and step {steps.index(False) + 1} is wrong" if False in steps else ""
+    return f"The final answer is right{wrong}."
+
+
+def with_known(solution: Solution, is_right: bool, damaged: int | None) -> Solution:
+    """For `prompt_with`. `damaged`: the one step that is known to be wrong."""
+    steps = None if damaged is None else tuple(step != damaged for step in range(damaged + 1))
+    return dataclasses.replace(solution, is_correct=is_right, gold_steps=steps)
 
 
 def _has_mistake(row: TaggedRow) -> bool:

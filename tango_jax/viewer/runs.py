@@ -58,7 +58,8 @@ def own_samples(workdir: Path) -> list[str]:
             f"; round {row['round']}: {row['samples']} samples, {row['well_formed_share']:.0%} well formed and "
             f"{row['kept_share']:.0%} kept" + (f", then {row['plain_share']:.0%}" if "plain_share" in row else "")
             for row in rounds)
-        result = f"; it starts from round {stored['result']}" if rounds else "; it has no stage 1"
+        start = f"starts from round {stored['result']}" if stored["result"] else "starts untrained"
+        result = f"; it {start}" if rounds else "; it has no stage 1"
         lines.append(f"stage 1 of the {path.parent.name} by its own samples: untrained, {first['plain_share']:.0%} of "
                      f"its responses to the plain prompt were well formed{told}{result}")
     return lines

@@ -10,9 +10,11 @@ from support.policies import policies_of
 from support.tiny_checkpoints import write_tiny_folder
 from tango_jax.loop import self_sampling
 from tango_jax.loop.self_sampling import PartSampler, plainly, with_examples
+from tango_jax.method.texts import build_prompts
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.buckets import SamplerConfig
-from tango_jax.tasks.worked_examples import examples_of, read_examples
+from tango_jax.tasks.worked_examples import examples_of, read_examples, with_known
+from tango_jax.text.prompts import OWN, prompt_ids, solution_of
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,20 @@ def test_as_many_examples_are_shown_as_fit_the_positions(made):
     assert fewer.policy.config.max_prompt + policy.config.max_response <= every - 200
     with pytest.raises(ValueError, match=r"task.stage_one=self: one worked example takes \d+ tokens, .* 400 positions"):
         with_examples(with_positions(400), rows, samples=2)
+
+
+def test_the_line_of_what_is_known_has_room_in_the_longest_prompt(made, monkeypatch):
+    monkeypatch.setattr(self_sampling, "UNIT", 1)
+    config, _, _, problems = made
+    policy = policies_of(config)["verifier"]
+    text = "<think>\n<step>1 + 1 = 2.</step>\n<step>So it is 2.</step>\n</think>\n<answer>\\boxed{2}</answer>"
+    solution = with_known(solution_of(problems[0], text, 2), True, 1)
+    length = len(prompt_ids(OWN["verifier"], policy.template, policy.tokenizer, solution, 10_000)[0])
+    policy = self_sampling._at(policy, 1.0, max_prompt=length)  # the plain prompt just fits
+    asked = with_examples(policy, examples_of("verifier", read_examples(config), 2), samples=2)
+    [ids], [is_cut] = build_prompts(asked.policy, asked.prompt, [solution])
+    assert not is_cut and "and step 2 is wrong.\n" in policy.tokenizer.decode(ids)[-100:]
+    assert len(ids) <= asked.policy.config.max_prompt < len(ids) + 16
 
 
 @pytest.mark.parametrize("sizes, rows, cache", [

@@ -9,7 +9,7 @@ from tango_jax.config import ROLES, default_config
 from tango_jax.grading import grade_many, parse_solution, parse_verification
 from tango_jax.records import Problem
 from tango_jax.tasks.arithmetic import value_of
-from tango_jax.tasks.worked_examples import SHOWN, examples_of, prompt_with, read_examples
+from tango_jax.tasks.worked_examples import SHOWN, examples_of, prompt_with, read_examples, with_known
 from tango_jax.text.hf_tokenizer import make_tokenizer
 from tango_jax.text.prompts import OWN, prompt_ids, solution_of
 from tango_jax.text.templates import load_template
@@ -51,14 +51,38 @@ def test_examples_stand_before_the_problem_in_the_words_of_the_template(role):
     backend = byte_level("smollm")
     tokenizer = make_tokenizer(backend, backend.get_vocab_size(), (), (backend.token_to_id("<|im_end|>"),))
     template, problem = load_template(role, "math"), Problem("1", "What is 1 + 1?", "2")
-    parent = problem if role == "generator" else solution_of(problem, "<step>1 + 1 = 2</step>", 1)
+    parent = problem if role == "generator" else with_known(solution_of(problem, "<step>1 + 1 = 3</step>", 1), False,
+                                                            None)
     rows = examples_of(role, read_examples(config_of()), 2)
     plain, shown = (tokenizer.decode(prompt_ids(prompt, template, tokenizer, parent, 100_000)[0])
                     for prompt in (OWN[role], prompt_with(role, rows)))
-    assert shown.endswith(plain[plain.index("What is 1 + 1?"):]) and shown.startswith(plain[:100])
+    told = "\n\nThe final answer is wrong." if role == "verifier" else ""
+    asked, end = plain[plain.index("What is 1 + 1?"):], "\n\nVerification:\n"
+    asked = asked.replace(end, f"{told}{end}")
+    assert shown.endswith(asked) and shown.startswith(plain[:100])
+    assert "The final answer" not in plain[plain.index("What is 1 + 1?"):]
     assert shown.count("\nProblem:\n") == plain.count("\nProblem:\n") + len(rows)
     assert all(row.solution in shown for row in rows)
     assert all(row.verification in shown for row in rows) == (role == "verifier")
+
+
+@pytest.mark.parametrize("is_right, damaged, line", [
+    (False, None, "The final answer is wrong."),
+    (True, None, "The final answer is right."),
+    (True, 1, "The final answer is right, and step 2 is wrong."),
+])
+def test_the_verifier_is_told_what_is_known_of_the_solution(is_right, damaged, line):
+    solution = with_known(solution_of(Problem("1", "q", "2"), "<step>a</step>", 3), is_right, damaged)
+    assert prompt_with("verifier", []).fields(solution, False).text == f"<step>a</step>\n\n{line}"
+    assert OWN["verifier"].fields(solution, False).text == "<step>a</step>"
+
+
+def test_the_line_before_each_shown_verification_agrees_with_it():
+    rows = examples_of("verifier", read_examples(config_of()), 2)
+    shown = prompt_with("verifier", rows).fields(solution_of(Problem("1", "q", "2"), "s", 1), False).question
+    told = [text.split("\n\n")[-1] for text in shown.split("\n\nVerification:\n")[:-1]]
+    assert told == ["The final answer is right.", "The final answer is wrong.", "The final answer is right.",
+                    "The final answer is right, and step 2 is wrong.", "The final answer is wrong."]
 
 
 def write(path, *rows):
