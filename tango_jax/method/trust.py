@@ -174,8 +174,8 @@ def remembering(judge: Callable[[Turn], Lesson]) -> Callable[[Turn], Lesson]:
 
 
 def _as_in_solving(judged: Responses, rl: ConfigDict) -> Sequence[Verification]:
-    """The judgements of a verifier's turn, of the kind that the generator's turns use. Where those read marks once for a
-    solution, they have the likelier ones: so these count here, once for a solution, in place of marks drawn from the
+    """The judgements of a verifier's turn, of the kind that the generator's turns use. Where those read marks once for
+    a solution, they have the likelier ones: so these count here, once for a solution, in place of marks drawn from the
     same text."""
     draws = judged.group_size
     if judged.rollout.others is None or rl.verifications_per_solution > 1 or draws == 1:
