@@ -177,8 +177,8 @@ def _note(run: Run, items: list[Judged]) -> str:
     how = f"sampled at temperature {settings['verifier.temperature']:g}"
     phases = ("generator",) if items[0].role == "generator" else VERIFIER_TURNS
     if any(row.get("verifier/tokens_sampled") == 0 for row in run.rows if row["phase"] in phases):
-        how = ("whose judgements are read in one pass and not sampled, but drawn from what is read where a solution is "
-               "judged several times")
+        how = ("whose judgements are read in one pass, not sampled; of several judgements of a solution by its marks, "
+               "each is drawn")
     return (
         "The fixed pool is judged greedily, so that runs can be compared. The tables, disagreements and gold steps "
         f"count the dumped rollouts of {_whose(items)}, {how}. Small pale points have fewer than {FEW} cases. The 95 % "
