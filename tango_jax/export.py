@@ -82,6 +82,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
         trained=moment(step, is_stage_one),
         evaluated=moment(row["step"], is_stage_one) if row else "",
         example=example_of(settings, source.tokenizer),
+        is_read=role == "verifier" and arm.get("is_scored", False),
     )
     with tempfile.TemporaryDirectory() as folder:
         source.write_tokenizer(Path(folder))

@@ -47,6 +47,7 @@ ROW_HEIGHT = 0.26  # inches
 NOTE = """\
 Round brackets: means of starts, or the seeds of a single start. Square brackets: 95 % t intervals over them.
 Comparisons are paired: runs with the same start and seed, over the generator steps that both have.
+Tokens are those sampled: a verifier that does not write has none, so see scored_tokens and flops in the CSV.
 † marks an arm that differs from the reference in more than the arm: in its setting, prompts, weights or stage 1."""
 
 

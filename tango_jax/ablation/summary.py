@@ -33,7 +33,10 @@ generator steps that all of them have, and the table says to which. A mean is ov
 start, over its seeds. Square brackets hold 95 % Student's t intervals over the same means, paired by start and seed
 where arms are compared; with one start they say nothing about other starts. With fewer than {MIN_FOR_INTERVAL} runs,
 round brackets hold the value of each run. Where one policy has both roles, the warm-up trains it, too: its tokens
-include the warm-up, and its curves and steps begin after it."""
+include the warm-up, and its curves and steps begin after it. Tokens are those sampled. A verifier that does not write
+(the scored arms, a process reward model) samples none: compare it by the CSV's columns `scored_tokens` and `flops`.
+Step F1 on live solutions is of the judgements that give the generator its step rewards. They are sampled; but scored
+arms draw their marks only where rl.verifications_per_solution is above 1, and a process reward model draws none."""
 
 
 def summarize(rows: Sequence[Evaluation]) -> str:
@@ -117,11 +120,28 @@ def _start(arms: Arms) -> str:
     asking, shown = [arm for arm in arms if (record := record_of(arm)) is None or record.uses_verifier], []
     for name, title in titles.items():
         # The verifier of arms that do not use it may have another start.
-        chosen = asking or arms if name != "accuracy" else arms
-        values = {unit: getattr(curve.evaluations[0], name) for arm in chosen for unit, curve in arms[arm].items()}
-        if None not in values.values():
-            shown.append(f"{title} {estimate(values).value:.3f}{_part_of(values, arms)}")
+        chosen = in_order(asking or arms if name != "accuracy" else arms)
+        groups = _alike({arm: {unit: getattr(curve.evaluations[0], name) for unit, curve in arms[arm].items()}
+                         for arm in chosen})
+        told = [f"{estimate(values).value:.3f}{_part_of(values, arms)}"
+                + (f" of {', '.join(names)}" if len(groups) > 1 else "")
+                for names, values in groups if None not in values.values()]
+        shown += [f"{title} {' and '.join(told)}"] * bool(told)
     return f"Start: {', '.join(shown)}{sampled_at_start(arms)}."
+
+
+def _alike(values: Mapping[str, dict[Unit, float | None]]) -> list[tuple[list[str], dict[Unit, float | None]]]:
+    """The arms that have the same values, where they have any of the same run: their names, and the values of all."""
+    groups: list[tuple[list[str], dict[Unit, float | None]]] = []
+    for arm, own in values.items():
+        for names, found in groups:
+            if all(found.get(unit, value) == value for unit, value in own.items()):
+                names.append(arm)
+                found.update(own)
+                break
+        else:
+            groups.append(([arm], dict(own)))
+    return groups
 
 
 def _other_methods(arms: Arms) -> list[str]:
@@ -152,7 +172,7 @@ def _arms_table(arms: Arms) -> list[str]:
     same, span = over_same_steps({arm: curves for arm, curves in whole.items() if trains_generator(arm)} or whole)
     cut = {arm: same.get(arm, curves) for arm, curves in whole.items()}
     lines = head(("arm", "runs", "accuracy, mean", "accuracy, end", f"reached {LEVEL:g}", "steps", "1000 tokens",
-                  "verifier step F1, end", "outcome F1, end", "step F1 on live solutions, sampled"))
+                  "verifier step F1, end", "outcome F1, end", "step F1 on live solutions"))
     for arm, curves in cut.items():
         steps = measured(curves, steps_to) if trains_generator(arm) else {}
         tokens = measured(curves, tokens_to) if trains_generator(arm) else {}

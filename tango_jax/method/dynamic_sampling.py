@@ -24,6 +24,7 @@ class Batch(NamedTuple):
     responses: Responses
     reward: Rewards
     has_signal: np.ndarray  # bool [P], whether any group of a problem has one
+    group_signals: np.ndarray  # bool, of every group
 
     @classmethod
     def of(
@@ -33,7 +34,7 @@ class Batch(NamedTuple):
         places, has_signal = _places(problems), np.zeros(len(problems), bool)
         for rows, has_one in zip(responses.groups(), signal_P, strict=True):
             has_signal[places[id(problem_of(responses[rows[0]]))]] |= bool(has_one)
-        return cls(problems, sampled, responses, reward, has_signal)
+        return cls(problems, sampled, responses, reward, has_signal, signal_P)
 
 
 def chosen_batch(batches: Sequence[Batch], role: str) -> tuple[Batch, dict[str, float]]:
@@ -47,13 +48,16 @@ def chosen_batch(batches: Sequence[Batch], role: str) -> tuple[Batch, dict[str, 
     by_call = zip(*(batch.sampled for batch in batches), strict=True)
     sampled = [_choose(same, problems, chosen) for same in by_call]
     responses = _choose([batch.responses for batch in batches], problems, chosen)
+    # Groups are counted, as without dynamic sampling: a problem may have several.
+    group_signals = np.concatenate([batch.group_signals for batch in batches])
     metrics = {
-        f"{role}/groups_without_signal": len(useless) / len(everyone),
+        f"{role}/groups_without_signal": float(np.logical_not(group_signals).mean()),
         f"{role}/groups_filled_up": max(num_problems - len(useful), 0) / num_problems,
         f"{role}/batches_sampled": len(batches),
     }
     batch = Batch([problems[number][place] for number, place in chosen], sampled, responses,
-                  _choose_rewards(batches, chosen), np.ones(num_problems, bool))
+                  _choose_rewards(batches, chosen), np.ones(num_problems, bool),
+                  np.ones(len(responses.groups()), bool))
     return batch, metrics
 
 

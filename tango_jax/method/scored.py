@@ -70,7 +70,8 @@ def on_one_text(t: Turn, lesson: Lesson) -> Lesson:
 
         A_k = 1/M sum_m A_mk (1 if draw m has CORRECT at step k, else -p_k / (1 - p_k))
 
-    Where a batch has several updates, ratios are clipped by CORRECT's probability.
+    Where a batch has several updates, ratios are clipped by CORRECT's probability. In the report a row has the first
+    draw, and its reward and advantage are the means, as their names say.
     """
     judged, M = lesson.responses, lesson.responses.group_size
     is_mark_BT = action_mask(t.config.verifier, judged.rollout)
@@ -86,10 +87,14 @@ def on_one_text(t: Turn, lesson: Lesson) -> Lesson:
     terms = {f"{name}, for CORRECT": (1.0, mean(np.reshape(weight, (-1, 1)) * adv_BT * factor_BT))
              for name, (weight, adv_BT) in lesson.terms.items()}
     reward = lesson.reward
-    reward_terms = tuple(Term(term.name, 1.0, mean(term.weight * term.value)) for term in reward.terms)
+    reward_terms = tuple(Term(f"{term.name}, mean of {M} draws", 1.0, mean(term.weight * term.value))
+                         for term in reward.terms)
     reward = Rewards(mean(reward.reward_B), reward.metrics, reward_terms)
     once = judged.replace(group_size=1, rollout=judged.rollout.rows(slice(None, None, M)), records=judged.records[::M])
-    return dataclasses.replace(lesson, responses=once, reward=reward, terms=terms)
+    of_a_draw = lesson.formula or t.algorithm.algorithm.formula
+    formula = (f"mean of {M} draws, of which the first is shown: for each mark the advantage of its draw"
+               f"{f', {of_a_draw},' * bool(of_a_draw)} if the draw has CORRECT, else that times -p / (1 - p)")
+    return dataclasses.replace(lesson, responses=once, reward=reward, terms=terms, formula=formula)
 
 
 def _log_right_B(judged: Responses) -> np.ndarray:

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from tango_jax.method.rewards import graded, judged_steps, right_B, step_metrics
 from tango_jax.method.tango import share_of_one_outcome
 from tango_jax.method.turn import Turn
-from tango_jax.records import Lesson, Memory, Solution, StepRewards, Verification
+from tango_jax.records import Lesson, Memory, Responses, Solution, StepRewards, Verification
 from tango_jax.rl.advantages import average_over_verifications
 from tango_jax.rl.schedule import Place, alpha_of
 from tango_jax.runtime.checks import require
@@ -39,7 +39,8 @@ SHARE_RIGHT = 0.05  # of solutions, for the F1 score
 
 class Evidence(NamedTuple):
     """Judgements of graded solutions, decayed from turn to turn; saved with every checkpoint. Several verifications of
-    a solution count as one in the generator's turns, by their mean; in the verifier's turns each counts."""
+    a solution count as one in the generator's turns, by their mean; in the verifier's turns each counts, but see
+    `_as_in_solving`."""
 
     # Of the generator's turns: judged steps of right solutions, and those that are rejected.
     right_steps: float = 0.0
@@ -160,7 +161,8 @@ def remembering(judge: Callable[[Turn], Lesson]) -> Callable[[Turn], Lesson]:
         lesson = judge(t)
         if not t.rl.trust:
             return lesson
-        memory, judged = lesson.memory or t.memory, [one for responses in t.judgements() for one in responses]
+        memory = lesson.memory or t.memory
+        judged = [one for responses in t.judgements() for one in _as_in_solving(responses, t.rl)]
         require(judged and all(isinstance(one.of, Solution) for one in judged), f"rl.trust={tuple(t.rl.trust)} "
                 "measures judgements of solutions, and this turn samples none: set rl.trust=()")
         verdicts = _verdicts(judged)
@@ -169,6 +171,17 @@ def remembering(judge: Callable[[Turn], Lesson]) -> Callable[[Turn], Lesson]:
         return dataclasses.replace(lesson, memory=memory, metrics=metrics)
 
     return judge_and_remember
+
+
+def _as_in_solving(judged: Responses, rl: ConfigDict) -> Sequence[Verification]:
+    """The judgements of a verifier's turn, of the kind that the generator's turns use. Where those read marks once for
+    a solution, they have the likelier ones: so these count here, once for a solution, in place of marks drawn from the
+    same text."""
+    draws = judged.group_size
+    if judged.rollout.others is None or rl.verifications_per_solution > 1 or draws == 1:
+        return judged.records
+    return [dataclasses.replace(one, judgements=tuple(p >= 0.5 for p in one.p_steps))
+            for one in judged.records[::draws]]
 
 
 def warmup_metrics(rl: ConfigDict, place: Place, memory: Memory) -> dict[str, float]:

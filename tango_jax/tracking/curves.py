@@ -35,8 +35,11 @@ class Series(NamedTuple):
 
 
 def series(rows: Iterable[dict], phases: Collection[str], x_name: str, y_name: str) -> Series:
-    """Points that have both values, by x; of two rows with one x, the later counts."""
-    points = {row[x_name]: row[y_name] for row in rows
+    """Points that have both values, by x; of two rows with one x, the later counts. A verifier that does not write has
+    no length of responses."""
+    role, _, figure = y_name.rpartition("/")
+    written = [row for row in rows if figure != "length_mean" or row.get(f"{role}/tokens_sampled") != 0]
+    points = {row[x_name]: row[y_name] for row in written
               if row.get("phase") in phases and row.get(x_name) is not None and row.get(y_name) is not None}
     x = sorted(points)
     return Series(np.array(x, float), np.array([points[key] for key in x], float))

@@ -46,7 +46,7 @@ class Evaluation(NamedTuple):
     verifier_outcome_f1: float | None
     # Of the generator's turn after the evaluation, or of the last turn:
     sampled_accuracy: float | None = None  # of sampled solutions, on training problems
-    verifier_live_step_f1: float | None = None  # of sampled judgements of these; None in the warm-up
+    verifier_live_step_f1: float | None = None  # of their judgements in the turn; None in the warm-up
     groups_without_signal: float | None = None
     alpha: float | None = None  # weight of the step rewards
     steps_mean: float | None = None  # steps of a sampled solution

@@ -22,6 +22,7 @@ from tango_jax.tracking.evaluations import adapters_are_trained, short_adapter
 from tango_jax.tracking.known_arms import known_names, record_of
 from tango_jax.tracking.provenance import method_digests, weights_digest
 from tango_jax.tracking.run_config import ANY_PLACE, changes_results
+from tango_jax.viewer.charts import OF_MARKS
 from tango_jax.viewer.panels import band, line, panel, with_content
 from tango_jax.viewer.runs import Run
 from tango_jax.weights.workdir import BASE
@@ -42,9 +43,9 @@ OVERLAYS = (
     ("Verifier: own reward", "Mean of the function that verifier.reward names.", "verifier/reward/own",
      VERIFIER, False),
     ("Generator: entropy", "Nats per token.", "generator/entropy", GENERATOR, False),
-    ("Verifier: entropy", "Nats per token.", "verifier/entropy", VERIFIER, False),
+    ("Verifier: entropy", f"Nats per token. {OF_MARKS}", "verifier/entropy", VERIFIER, False),
     ("Generator: KL to the reference", "Nats per token.", "generator/kl", GENERATOR, False),
-    ("Verifier: KL to the reference", "Nats per token.", "verifier/kl", VERIFIER, False),
+    ("Verifier: KL to the reference", f"Nats per token. {OF_MARKS}", "verifier/kl", VERIFIER, False),
     ("Verdicts that agree with the grader", "In the verifier's turns.", "verifier/reward/correctness", VERIFIER,
      True),
     ("Verdicts that are CORRECT", "In the verifier's turns.", "verifier/rate_correct", VERIFIER, True),

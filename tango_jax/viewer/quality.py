@@ -8,7 +8,7 @@ import numpy as np
 from tango_jax.method.arms import BLACK, BLUE, GREEN, GREY, SKY, VERMILION
 from tango_jax.tracking.curves import Series, series
 from tango_jax.tracking.intervals import wilson
-from tango_jax.tracking.metrics import TURN_PHASES
+from tango_jax.tracking.metrics import TURN_PHASES, VERIFIER_TURNS
 from tango_jax.tracking.scores import VERDICTS
 from tango_jax.viewer.charts import TURN, warmup_shade
 from tango_jax.viewer.panels import FEW, Rates, bars, line, noisy, panel, rated, with_content
@@ -174,9 +174,13 @@ def _note(run: Run, items: list[Judged]) -> str:
     if items[0].role == "generator" and is_part:
         chosen += (" In the generator's turns only some solutions are judged, as rl.judge, rl.trust, dynamic sampling "
                    "or the method choose, so the share of correct ones among them differs from the share of the turn.")
+    how = f"sampled at temperature {settings['verifier.temperature']:g}"
+    phases = ("generator",) if items[0].role == "generator" else VERIFIER_TURNS
+    if any(row.get("verifier/tokens_sampled") == 0 for row in run.rows if row["phase"] in phases):
+        how = ("whose judgements are read in one pass, not sampled; of several judgements of a solution by its marks, "
+               "each is drawn")
     return (
         "The fixed pool is judged greedily, so that runs can be compared. The tables, disagreements and gold steps "
-        f"count the dumped rollouts of {_whose(items)}, sampled at temperature "
-        f"{run.settings['verifier.temperature']:g}. Small pale points have fewer than {FEW} cases. The 95 % intervals "
-        f"treat cases as independent, so they are somewhat too narrow.{chosen}"
+        f"count the dumped rollouts of {_whose(items)}, {how}. Small pale points have fewer than {FEW} cases. The 95 % "
+        f"intervals treat cases as independent, so they are somewhat too narrow.{chosen}"
     )

@@ -122,10 +122,12 @@ def model_card(
     trained: str = "",
     evaluated: str = "",
     example: Example = NO_EXAMPLE,
+    is_read: bool = False,
 ) -> str:
     """README.md of an exported model.
 
     `trained` and `evaluated` name the weights ("after turn 8"). `example` is what the card's code samples for.
+    `is_read`: it is a verifier that does not write, so there is nothing to sample.
     """
     front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     front += [f"base_model: {base_model}"] if base_model else []
@@ -134,7 +136,10 @@ def model_card(
     lines += [f"Made by tango_jax, an implementation of RL Tango (arXiv 2505.15034).{weights}", ""]
     if prompting is not None:
         turn = ", as the user's turn of the chat template," if prompting.use_chat else ""
-        lines += ["## Use", "", "In this folder:", "", "```python", prompting.snippet(example), "```", "",
+        use = ["In this folder:", "", "```python", prompting.snippet(example), "```"]
+        if is_read:
+            use = ["It does not write: its marks are read in one pass (`python -m tango_jax.judge --scored`)."]
+        lines += ["## Use", "", *use, "",
                   f"It was trained on this prompt{turn} (`{TEMPLATE_FILE}`):", "",
                   markdown_fence(prompting.template), ""]
     if metrics:

@@ -178,6 +178,14 @@ def test_the_start_of_the_verifier_is_of_arms_that_use_it():
         assert "verifier step F1 on the fixed pool 0.100" in summarize(sorted(order, key=lambda row: row.turn))
 
 
+def test_starts_of_the_verifier_that_differ_are_told_by_arm():
+    rows = [*run_rows("tango", METHOD, verifier_step_f1=0.45), *run_rows("scored", METHOD, verifier_step_f1=0.7),
+            *run_rows("fixed_verifier", METHOD, verifier_step_f1=0.45)]
+    for order in (rows, rows[::-1]):
+        assert ("Start: greedy accuracy 0.000, verifier step F1 on the fixed pool 0.450 of tango, fixed_verifier and "
+                "0.700 of scored, outcome F1 0.250.") in summarize(sorted(order, key=lambda row: row.turn))
+
+
 def test_runs_of_different_source_code_are_named():
     rows = [*run_rows("tango", METHOD, source="aa"), *run_rows("grpo", BASELINE, source="bb"), *run_rows("mine", GOLD)]
     assert "made with different source code of tango_jax (aa, bb)" in summarize(rows)

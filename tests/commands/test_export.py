@@ -128,6 +128,20 @@ def test_the_card_names_the_arm_and_whether_it_trains_the_role(folder, tmp_path)
         assert f"# {role.capitalize()} of a run of GRPO (no verifier), {stage}\n" in card
 
 
+def test_the_card_of_a_verifier_that_does_not_write_has_no_code_that_lets_it(folder, tmp_path):
+    config = default_config()
+    config.verifier.checkpoint = config.generator.checkpoint = str(folder)
+    save_run(tmp_path / "run", config, step=3)
+    stored = {"attempts": [{}], "files": {}, "arm": stored_arm("scored")}
+    (tmp_path / "run" / "provenance.json").write_text(json.dumps(stored))
+    cards = {role: (export.export(tmp_path / "run", role, tmp_path / role) / "README.md").read_text()
+             for role in ("generator", "verifier")}
+    assert "It does not write: its marks are read in one pass (`python -m tango_jax.judge --scored`)." in \
+        cards["verifier"]
+    assert "```python" not in cards["verifier"] and VERIFIER_MATH[:80] in cards["verifier"]
+    assert "```python" in cards["generator"] and "does not write" not in cards["generator"]
+
+
 def test_the_card_says_whether_the_role_had_a_turn(folder, tmp_path):
     config = default_config()
     config.verifier.checkpoint = config.generator.checkpoint = str(folder)

@@ -176,6 +176,20 @@ def test_second_tries_give_a_problem_its_signal(max_batches):
 
 
 @pytest.mark.parametrize("max_batches", [1, 2])
+def test_groups_without_a_signal_are_counted_where_a_problem_has_several(max_batches):
+    """Two solutions of each of three problems, each judged twice: one of the six groups has a signal."""
+    t = turn_of(max_batches, "verifier")
+
+    def sample_batch(problems: list[Problem]) -> tuple[Responses, Rewards]:
+        judged = t.sample("verifier", t.sample("generator", problems, 2), M)
+        return judged, Rewards(np.array([1, 0] + [0] * 10, np.float32), {})
+
+    t.until_full(sample_batch, "verifier")
+    assert t.metrics["verifier/groups_without_signal"] == pytest.approx(5 / 6)
+    assert t.metrics.get("verifier/groups_filled_up") == (None if max_batches == 1 else pytest.approx(1 / 3))
+
+
+@pytest.mark.parametrize("max_batches", [1, 2])
 def test_metrics_of_a_turn_are_of_all_its_calls(max_batches):
     t = turn_of(max_batches)
     rewards = iter([[0, 0, 0, 1, 0, 1], [1, 0, 0, 1, 0, 1], [0, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0]])

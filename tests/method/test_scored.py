@@ -15,6 +15,7 @@ from tango_jax.method.arms import ARMS, Arm
 from tango_jax.method.load import load_method, own_prompts, stage_one_kind
 from tango_jax.method.scored import judge_drawn, judge_exactly
 from tango_jax.records import Lesson, Memory
+from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.losses import clipped_loss_BT
 from tango_jax.runtime.user_code import given
 from tango_jax.text.prompts import JUDGE, OWN, SCORED, SECOND_JUDGEMENT
@@ -129,6 +130,10 @@ def test_draws_of_a_text_are_trained_on_as_one():
     assert [record.of for record in responses] == list(responses.parents) == list(t.sampled[0])
     np.testing.assert_allclose(lesson.reward.reward_B, [0.5 + 0.8, 0.5 + 0.8])
     assert lesson.metrics["verifier/label_count_correct"] == 2  # verifications, as in tango.judge
+    # The report's row has the first draw, and says that the rest is of all of them.
+    assert all(term.name.endswith(", mean of 2 draws") for term in lesson.reward.terms)
+    assert lesson.formula.startswith("mean of 2 draws, of which the first is shown")
+    assert ALGORITHMS["grpo"].formula in lesson.formula
 
 
 def test_the_gradient_is_that_of_the_drawn_marks():
@@ -171,6 +176,20 @@ def test_trust_counts_judgements_that_are_read():
     memory = trust.remembering(judge_exactly)(t).memory
     # Two steps of a right solution, none rejected; two wrong ones, of which one is accepted.
     assert trust.Evidence(*memory.evidence)[4:9] == (2, 0, 2, 1, 1)
+
+
+@pytest.mark.parametrize("verifications, evidence", [
+    (1, (2, 0, 1, 0, 1)),  # the likelier marks: a step of the wrong one is rejected
+    (2, (4, 1, 2, 1, 2)),  # as drawn
+])
+def test_trust_counts_marks_in_both_turns_alike(verifications, evidence):
+    t = read_turn(ONE_TEXT, [True, False], DRAWS, memory=Memory())
+    t.rl.trust, t.rl.verifications_per_solution = (0.4, 0.55), verifications
+    read = [dataclasses.replace(one, p_steps=p) for one, p in zip(t._work.left["verifier"],
+                                                                  np.repeat(ONE_TEXT, 2, axis=0), strict=True)]
+    t._work.left["verifier"] = read
+    memory = trust.remembering(judge_drawn)(t).memory
+    assert trust.Evidence(*memory.evidence)[4:9] == evidence
 
 
 def test_its_stage_one_is_of_another_kind():

@@ -9,7 +9,7 @@ from support.report_cases import run_config, write_run
 from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.report import main
 from tango_jax.tracking.curves import MARKERS
-from tango_jax.viewer import comparison
+from tango_jax.viewer import charts, comparison
 from tango_jax.viewer.comparison import lines_of, warnings
 from tango_jax.viewer.runs import Run, find_runs
 
@@ -51,6 +51,20 @@ def test_curves_of_turns_are_overlaid():
     assert set(turns) == {"Generator: entropy", "Generator: KL to the reference"}  # what these runs logged
     traces = {trace["name"]: trace for trace in turns["Generator: entropy"]["traces"]}
     assert traces["gamma=0.5"]["y"] == [0.8] * 3 and traces["gamma=0.8"]["x"] == [0, 1, 2]
+
+
+def test_a_verifier_that_does_not_write_has_no_length():
+    """Its rows have the length of what is read. Its entropy is drawn, and the caption says what it is of."""
+    runs = [run_of("a"), run_of("b", arm="scored")]
+    for run, sampled in zip(runs, (30, 0), strict=True):
+        run.rows.extend({"step": step, "phase": "warmup", "generator_step": 0, "verifier/length_mean": 6.0,
+                         "verifier/entropy": 0.5, "verifier/tokens_sampled": sampled} for step in (1, 2))
+    turns = {panel["title"]: panel for panel in comparison.comparison(lines_of(runs))["turns"]}
+    drawn = {title: len(turns[title]["traces"]) for title in ("Verifier: response length", "Verifier: entropy")}
+    assert drawn == {"Verifier: response length": 1, "Verifier: entropy": 2}
+    assert "verifier that does not write" in turns["Verifier: entropy"]["caption"]
+    single = {panel["title"]: panel for panel in charts.training(runs[1])}
+    assert "Response length" not in single and "verifier that does not write" in single["Entropy"]["caption"]
 
 
 def test_arms_are_labelled_by_their_names_and_settings_only_where_they_differ():

@@ -38,6 +38,16 @@ def test_a_misaligned_verification_judges_no_step_and_an_evaluation_is_not_count
     assert [cell["name"] for cell in steps["rows"][0]["cells"]] == [*quality.SAID.values(), quality.STOPPED]
 
 
+def test_judgements_that_are_read_are_not_called_sampled():
+    """The verifier's turns of a scored run; and generator's turns, such as those with a process reward model."""
+    for role, phase, other in (("verifier", "warmup", "generator"), ("generator", "generator", "verifier")):
+        run = RUN._replace(rows=[{"phase": phase, "step": 1, "verifier/tokens_sampled": 0}])
+        made = items((1, "CORRECT", (T,), (T,)), role=role)
+        assert f"of the {role}'s turns, whose judgements are read in one pass" in quality.section(run, made)["note"]
+        assert "sampled at temperature" not in quality.section(run, made)["note"]
+        assert "sampled at temperature" in quality.section(run, items((1, "CORRECT", (T,), (T,)), role=other))["note"]
+
+
 MADE = items((1, "CORRECT", (T,), (T,)), (1, "CORRECT", (T,), (F,)), (2, "INVALID", (N,), (F,)),
              (9, "INCORRECT", (F,), (T,)))
 
@@ -62,6 +72,7 @@ def test_the_verifiers_turns_count_only_where_the_generators_have_no_verdicts():
     (shown,) = (item for item in quality.panels(RUN, own) if item["title"] == "Agreement with gold steps")
     assert shown["caption"] == "For steps with a known label, in the verifier's turns."
     assert "count the dumped rollouts of the generator's turns" in quality.section(RUN, MADE)["note"]
+    assert "sampled at temperature 1." in quality.section(RUN, MADE)["note"]
     assert quality.section(RUN, [])["note"].startswith("No rollouts of a verifier were dumped")
 
 
