@@ -108,7 +108,7 @@ def sampling_estimates(job: Job, role: str) -> dict[str, Program]:
     decoding = layer_bytes(model, rows, 0, tensor) + LOGITS_FORWARD * logits_bytes(model, rows, tensor) + 2 * scores
     return {
         f"{role}/layout": layout,
-        f"{role}/prefill": _program(reading, of_prompts),
+        f"{role}/prefill": _program(reading, of_prompts + logits_bytes(model, prompts, tensor)),
         f"{role}/decode": _program(decoding),
     }
 

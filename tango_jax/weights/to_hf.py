@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 
 from tango_jax.models.transformer import LayerKind, ModelConfig
 from tango_jax.runtime.checkpoint import SAVING, commit
+from tango_jax.runtime.failures import typed_command
 from tango_jax.runtime.model_text import markdown_cell, markdown_fence
 from tango_jax.runtime.unread import Unread
 from tango_jax.weights import hf_layout
@@ -138,7 +139,7 @@ def model_card(
         turn = ", as the user's turn of the chat template," if prompting.use_chat else ""
         use = ["In this folder:", "", "```python", prompting.snippet(example), "```"]
         if is_read:
-            use = ["It does not write: its marks are read in one pass (`python -m tango_jax.judge --scored`)."]
+            use = [f"It does not write: its marks are read in one pass (`{typed_command('judge')} --scored`)."]
         lines += ["## Use", "", *use, "",
                   f"It was trained on this prompt{turn} (`{TEMPLATE_FILE}`):", "",
                   markdown_fence(prompting.template), ""]
