@@ -95,6 +95,8 @@ def abstract_batch(mesh: Mesh, Z: int, Q: int, X: int, R: int, T: int) -> Batch:
     ints = (*shapes, "token", "position", "segment")
     fields = {}
     for field in dataclasses.fields(Batch):
+        if field.default is None:  # of other batches
+            continue
         name = field.name.rpartition("_")[0]
         shape = shapes.get(name, (Z, R, T))
         dtype = jnp.int32 if name in ints else bool if name == "is_action" else jnp.float32
