@@ -34,8 +34,7 @@ from tango_jax.evaluation.judging import (
     judge_rows,
     open_verifier,
     read_claim,
-    score_solutions,
-    scored_texts,
+    texts_without_sampling,
 )
 from tango_jax.grading import (
     ParsedSolution,
@@ -134,14 +133,11 @@ def answer(
         verifier.template, verifier.tokenizer, problem, text, len(steps), verifier.max_prompt
     )
     with working("judging"):
-        if verifier.source.model_config.score_head:
-            [scored] = score_solutions(verifier, [solution_of(problem, text, len(steps))])
-            verification = Response(scored.text, 0, False)
-        elif verifier.reads_marks:
-            [written] = scored_texts(verifier, [prompt], [solution_of(problem, text, len(steps))])
-            verification = Response(written, 0, False)
-        else:
+        if verifier.is_sampled:
             verification = sample_one(verifier, prompt, args, "verify")
+        else:
+            [read] = texts_without_sampling(verifier, [prompt], [solution_of(problem, text, len(steps))])
+            verification = Response(read, 0, False)
     judged = parse_verification(verification.text, len(steps), solution.format_score, verifier.stops)
     console.print(Text("Judgement" + (" (of the solution's first part)" if is_shortened else ""), style="bold"))
     warn_if_cut_off("verification", verification, console)

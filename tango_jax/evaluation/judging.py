@@ -115,7 +115,7 @@ def judge_rows(
 
 
 def open_verifier(name: str, settings: CheckpointSamplerSettings, is_scored: bool = False) -> CheckpointSampler:
-    """`is_scored`: its marks are read; also those of a run whose verifier does not write. Raises ValueError as
+    """Marks are read if `is_scored`, and always from a run whose verifier does not write. Raises ValueError as
     `open_checkpoint_sampler`."""
     sampler = open_checkpoint_sampler("verifier", name, settings)
     if sampler.source.model_config.score_head:
@@ -187,7 +187,7 @@ def _judge(
 def _judge_by_scores(
     sampler: CheckpointSampler, claims: Sequence[Claim], settings: JudgeSettings
 ) -> list[dict[str, Any]]:
-    """By a process reward model: one verification. Its verdict is that of the step with the lowest probability."""
+    """By a process reward model: one verification. `p_verdict` is the lowest probability of a step."""
     verifications = []
     for found in score_solutions(sampler, [claim.solution for claim in claims]):
         p_steps = [round(p, _DIGITS) for p in found.p_steps]
@@ -206,11 +206,13 @@ def score_solutions(sampler: CheckpointSampler, solutions: Sequence[Solution]) -
     return [scored_verification(*pair) for pair in zip(solutions, found, strict=True)]
 
 
-def scored_texts(
+def texts_without_sampling(
     sampler: CheckpointSampler, prompts: Sequence[list[int]], solutions: Sequence[Solution]
 ) -> list[str]:
-    """Verifications with the likelier word at each mark, by a sampler with `reads_marks`; empty where the marks have
-    more tokens than a response may."""
+    """Verifications by a sampler that is not `is_sampled`. Where marks are read, each has the likelier word; the text
+    is empty where the marks have more tokens than a response may."""
+    if not sampler.reads_marks:
+        return [one.text for one in score_solutions(sampler, solutions)]
     rows = [mark_row(sampler.tokenizer, len(one.steps), sampler.sampler.config.cache_buckets[-1]) for one in solutions]
     found = mark_probabilities(sampler.tokenizer, make_logits_fn(sampler), prompts, [row.tokens for row in rows])
     return ["" if row.is_cut else row.written([p >= 0.5 for p in p_steps])[0]

@@ -9,7 +9,7 @@ import numpy as np
 
 from tango_jax.data.processbench import NO_ERROR
 from tango_jax.data.teacher_rows import write_part
-from tango_jax.evaluation.judging import score_solutions, scored_texts
+from tango_jax.evaluation.judging import texts_without_sampling
 from tango_jax.evaluation.sets import Claim, SolveSet
 from tango_jax.evaluation.shards import GREEDY, JudgedRow, Shard, SolvedRow, digest, read_shard
 from tango_jax.evaluation.voting import NO_ANSWER, answer_classes
@@ -144,11 +144,9 @@ def judge_shard(
     prompts = [_claim_prompt(sampler, claim) for claim in shard.items]
     asked = [c for c, prompt in enumerate(prompts) if prompt is not None]
     responses: dict[tuple[int, int], tuple] = {}  # (claim, vote) -> text, is_truncated, tokens
-    if sampler.source.model_config.score_head:  # one vote without tokens, as of marks that are read
-        scored = score_solutions(sampler, [shard.items[c].solution for c in asked])
-        responses = {(c, 0): (one.text, False, 0) for c, one in zip(asked, scored, strict=True)}
-    elif sampler.reads_marks:
-        texts = scored_texts(sampler, [prompts[c][0] for c in asked], [shard.items[c].solution for c in asked])
+    if not sampler.is_sampled:  # one vote, without tokens
+        texts = texts_without_sampling(
+            sampler, [prompts[c][0] for c in asked], [shard.items[c].solution for c in asked])
         responses = {(c, 0): (text, False, 0) for c, text in zip(asked, texts, strict=True)}
     elif asked:
         places = [shard.items[c].number * (num_samples + 1) + shard.items[c].sample + 1 for c in asked]

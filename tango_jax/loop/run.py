@@ -6,7 +6,6 @@ If interrupted at any moment, the same call resumes where it stopped, bit for bi
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -47,8 +46,7 @@ from tango_jax.runtime.lock import locked
 from tango_jax.runtime.process import return_freed_memory
 from tango_jax.runtime.timers import CompileCounter, PhaseTimer
 from tango_jax.tasks.registry import make_task
-from tango_jax.tasks.task import SftExample, Task
-from tango_jax.text.mark_rows import without_remarks
+from tango_jax.tasks.task import Task
 from tango_jax.tracking.loggers import RunLog
 from tango_jax.tracking.metrics import check_log, read_metrics
 from tango_jax.tracking.provenance import begin
@@ -156,23 +154,14 @@ def rehearsed(config: ConfigDict, policies: dict[str, Policy]) -> tuple[Method, 
     """Each tried with the other. Raises as `make_task` and `load_method`."""
     method = load_method(config)
     further = {role: method.further_prompts(role) for role in ROLES}
-    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()}, further)
+    tokenizers = {role: policy.tokenizer for role, policy in policies.items()}
+    task = make_task(config, tokenizers, further, has_remarks=not method.arm.is_scored)
     check_task(config, method, task)
-    if method.arm.is_scored and task.sft_example:
-        task = task._replace(sft_example=functools.partial(_without_remarks, task.sft_example))
     method = load_method(config, task)
     for role, rehearsal in method.rehearsals.items():
         check_alike(config, role, rehearsal.digests)
         check_names(*rehearsal.example)
     return method, task
-
-
-def _without_remarks(
-    example_fn: Callable[[str, str, int], SftExample], role: str, split: str, index: int
-) -> SftExample:
-    """A verifier whose marks are read learns texts of marks alone."""
-    example = example_fn(role, split, index)
-    return example if role == "generator" else example._replace(response=without_remarks(example.response))
 
 
 def run_turns(

@@ -39,7 +39,7 @@ from tango_jax.tasks.worked_examples import examples_of, read_examples, with_kno
 from tango_jax.text.prompts import solution_of
 from tango_jax.text.tokenizer import Tokenizer
 
-HELDOUT_SHARE = 10  # one in so many kept rows gives the held-out loss
+HELDOUT_SHARE = 10  # one kept row in ten is held out
 LEAST_QUESTIONS = 2  # one to imitate, and one for the held-out loss
 CLOSING_TAG = {"generator": "answer", "verifier": "final_verification"}
 ROUNDS = "rounds.json"

@@ -46,7 +46,7 @@ from tango_jax.tracking.run_config import keep_config
 
 @dataclasses.dataclass(frozen=True)
 class OwnStageOne:
-    """Of a run's roles."""
+    """For the roles of a run."""
 
     policies: Mapping[str, Policy]
     config: ConfigDict

@@ -18,6 +18,7 @@ from tango_jax.tasks.sizes import SPLITS, Range, describe_sizes, size_ranges
 from tango_jax.tasks.task import SftExample, Task
 from tango_jax.tasks.user_task import make_user_task
 from tango_jax.text.character_tokenizer import printable_model
+from tango_jax.text.mark_rows import without_remarks
 from tango_jax.text.prompts import PROMPTS, Prompt
 from tango_jax.text.templates import FIELDS, STEP, TEMPLATES, load_template
 from tango_jax.text.tokenizer import Tokenizer, unreadable_characters
@@ -30,9 +31,11 @@ SHOWN = 5  # characters that a warning shows
 
 
 def make_task(
-    config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Mapping[str, Sequence[Prompt]] | None = None
+    config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Mapping[str, Sequence[Prompt]] | None = None,
+    has_remarks: bool = True,
 ) -> Task:
-    """Make the task `config.task.name`. `further`: further prompts by role (`Method.further_prompts`).
+    """Make the task `config.task.name`. `further`: further prompts by role (`Method.further_prompts`). `has_remarks`:
+    stage 1's verifications keep their remarks, which a verifier that does not write has no use for.
 
     Raises ValueError: a file cannot be read, too few problems fit, or the task lacks what the settings require.
     """
@@ -52,7 +55,9 @@ def make_task(
         task = task._replace(notes=(*task.notes, f"stage 1 has no examples of {', '.join(missing)}: task.name="
                                     f"{config.task.name} makes none (further_example)"))
     if config.verifier.stop_at_first_error and task.sft_example:
-        task = task._replace(sft_example=_until_first_error(task.sft_example))
+        task = task._replace(sft_example=_with_verifications(until_first_error, task.sft_example))
+    if not has_remarks and task.sft_example:
+        task = task._replace(sft_example=_with_verifications(without_remarks, task.sft_example))
     if grader := grader_of(config.task):
         task = task._replace(is_correct=grader)
     notes = (*task.notes, *try_grader(task, task.train_problem(0)), *_unknown_notes(config, task, tokenizers))
@@ -75,15 +80,17 @@ def _with_further(further: Mapping[str, tuple[str, ...]], task: Task) -> Callabl
     return sft_example
 
 
-def _until_first_error(sft_example: Callable[[str, str, int], SftExample]) -> Callable[[str, str, int], SftExample]:
-    """Verifications, to imitate or in a prompt, end at their first INCORRECT."""
+def _with_verifications(
+    rewrite_fn: Callable[[str], str], sft_example: Callable[[str, str, int], SftExample]
+) -> Callable[[str, str, int], SftExample]:
+    """Verifications, to imitate or in a prompt, are rewritten."""
 
-    def cut_example(role: str, split: str, index: int) -> SftExample:
+    def rewritten(role: str, split: str, index: int) -> SftExample:
         example = sft_example(role, split, index)
-        response = until_first_error(example.response) if role == "verifier" else example.response
-        return example._replace(response=response, verification=until_first_error(example.verification))
+        response = rewrite_fn(example.response) if role == "verifier" else example.response
+        return example._replace(response=response, verification=rewrite_fn(example.verification))
 
-    return cut_example
+    return rewritten
 
 
 def _unknown_notes(config: ConfigDict, task: Task, tokenizers: dict[str, Tokenizer]) -> list[str]:

@@ -56,8 +56,8 @@ _MATH = (
      "250",
      ("150 / 3 = 50.", "The problem says so.", "5 * 50 = 250."), (True, True, True), True),
 )
-# Examples in a prompt, at most: more make prompts longer, and the format clear no sooner. Of the verifier's, the last
-# has a wrong answer: small models repeat the verdicts that they are shown.
+# Most examples in a prompt. The last of the verifier's five has a wrong answer: small models repeat the verdict that
+# they saw last.
 SHOWN = 5
 
 

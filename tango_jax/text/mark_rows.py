@@ -22,9 +22,9 @@ def marks_alone(is_right: Sequence[bool]) -> str:
 
 
 def without_remarks(verification: str) -> str:
-    """With the same marks; unchanged if it does not judge all its blocks."""
+    """With the same marks; unchanged if it has no blocks, or does not judge all of them."""
     judgements = parse_verification(verification, 0).judgements
-    return verification if None in judgements else marks_alone(judgements)
+    return marks_alone(judgements) if judgements and None not in judgements else verification
 
 
 def blank_marks(tokenizer: Tokenizer, num_steps: int) -> list[int]:

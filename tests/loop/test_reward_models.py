@@ -17,6 +17,7 @@ from tango_jax.evaluation.judging import score_solutions
 from tango_jax.export import export
 from tango_jax.loop import run
 from tango_jax.loop.turn import RunContext, respond
+from tango_jax.method.arms import ARMS
 from tango_jax.method.own_arm import check_fixed
 from tango_jax.records import Problem
 from tango_jax.runtime import hosts
@@ -167,6 +168,7 @@ def test_only_a_fixed_verifier_is_a_reward_model(folder, overrides, message):
 
 @pytest.mark.parametrize("arm", ["fixed_verifier", "grpo", "gold_steps"])
 def test_arms_that_do_not_train_the_verifier_take_one(folder, arm):
+    assert "verifier" not in ARMS[arm].turns
     validate(config_of(folder, f"arm={arm}"))
 
 

@@ -14,7 +14,7 @@ from support.paths import ROOT
 from support.tiny_checkpoints import full_disk
 from tango_jax import sft
 from tango_jax.cli.command_line import load_config
-from tango_jax.loop import imitation, stage_one
+from tango_jax.loop import fine_tuning, imitation
 from tango_jax.records import Problem, TrainState
 from tango_jax.rl.policy import make_policy
 from tango_jax.rl.supervised import Sft
@@ -71,13 +71,13 @@ def run(monkeypatch, policy, workdir, losses=None, weights=None, heldout=None, p
         start_params=None, keep=2, **settings):
     """Stage 1 of six steps, evaluated and saved after the third and the last."""
     script = Scripted(losses or {}, weights or {}, heldout or {})
-    monkeypatch.setattr(stage_one, "make_sft", script.make)
+    monkeypatch.setattr(fine_tuning, "make_sft", script.make)
     config = load_config(TINY)
     config.generator.sft.update(settings)
     config.checkpoint.keep = keep
     policy = dataclasses.replace(policy, config=config.generator)
     task = make_task(config, {"generator": policy.tokenizer, "verifier": policy.tokenizer})
-    return stage_one.run_sft(policy, task, config, workdir, Console(enabled=False), "stage 1", preemption,
+    return fine_tuning.run_sft(policy, task, config, workdir, Console(enabled=False), "stage 1", preemption,
                              {} if start_params is None else {"generator": start_params})
 
 
@@ -194,15 +194,15 @@ def killed_at(step):
 def test_it_saves_by_time_as_well_and_goes_on_from_there(policies, tmp_path, monkeypatch):
     policy, lines = policies["generator"], []
     monkeypatch.setattr(Console, "log", lambda self, text: lines.append(text))
-    monkeypatch.setattr(stage_one, "SAVE_S", -1.0)  # overdue after every step
-    monkeypatch.setattr(stage_one, "SAVE_SHARE", -1.0)
+    monkeypatch.setattr(fine_tuning, "SAVE_S", -1.0)  # overdue after every step
+    monkeypatch.setattr(fine_tuning, "SAVE_SHARE", -1.0)
     script = dict(losses={2: 0.5, 4: 0.25}, heldout={2: 3.0, 4: 2.0}, checkpoint_every=1000, eval_every=4)
     with pytest.raises(Killed):
         run(monkeypatch, policy, tmp_path / "killed", preemption=killed_at(3), **script)
     assert saved(tmp_path / "killed") == [1, 2]
     ended = run(monkeypatch, policy, tmp_path / "killed", **script)
     assert any(line.endswith("resuming at step 2/6") for line in lines)
-    monkeypatch.setattr(stage_one, "SAVE_S", float("inf"))
+    monkeypatch.setattr(fine_tuning, "SAVE_S", float("inf"))
     expected = run(monkeypatch, policy, tmp_path / "whole", **script)
     assert saved(tmp_path / "whole") == [6] and float(ended["weight"][0]) == float(expected["weight"][0])
     rows, wanted = (read_metrics(tmp_path / name / "sft/generator/metrics.jsonl") for name in ("killed", "whole"))
@@ -235,7 +235,7 @@ def test_a_save_that_takes_long_is_not_repeated_at_once(policies, tmp_path, monk
     save = Checkpointer.save
     monkeypatch.setattr(Scripted, "make", update)
     monkeypatch.setattr(Checkpointer, "save", lambda *args: (save(*args), now.append(now.pop() + 30.0)))
-    monkeypatch.setattr(stage_one.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(fine_tuning.time, "monotonic", lambda: now[0])
     run(monkeypatch, policies["generator"], tmp_path, keep=20, steps=17, checkpoint_every=1000, eval_every=1000)
     assert saved(tmp_path) == [2, 9, 16, 17]
 
@@ -249,7 +249,7 @@ def test_a_huge_learning_rate_breaks_the_model(tmp_path):
     policy = make_policy("generator", config.generator, source, devices=jax.devices()[:1])
     task = make_task(config, {"generator": policy.tokenizer, "verifier": policy.tokenizer})
     with pytest.raises(FloatingPointError, match=r"^step \d of the generator's stage 1 .*lr=1e\+30"):
-        stage_one.run_sft(policy, task, config, tmp_path, Console(enabled=False), "stage 1", NEVER, {})
+        fine_tuning.run_sft(policy, task, config, tmp_path, Console(enabled=False), "stage 1", NEVER, {})
     assert saved(tmp_path) == []
 
 
@@ -258,7 +258,7 @@ def test_the_command_ends_with_one_line_whose_advice_works(tmp_path, monkeypatch
         return Scripted({5: NAN} if policy.config.sft.optimizer.lr > 1 else {}, {}, {}).make(policy)
 
     monkeypatch.setattr("tango_jax.cli.session.configure", lambda config: None)
-    monkeypatch.setattr(stage_one, "make_sft", make_scripted)
+    monkeypatch.setattr(fine_tuning, "make_sft", make_scripted)
     command = [f"--config={TINY}", "--config.verifier.sft.steps=0"]
     with pytest.raises(SystemExit, match="^error: step 5 of the generator's stage 1 had a loss of nan.*[^\n]$") as end:
         sft.main([*command, "--config.generator.sft.optimizer.lr=1e30", f"--workdir={tmp_path / 'run'}"])

@@ -11,7 +11,7 @@ from support.policies import policies_of
 from support.tiny_checkpoints import save_step
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
-from tango_jax.loop import stage_one
+from tango_jax.loop import fine_tuning, stage_one
 from tango_jax.loop.init_from import sft_directory
 from tango_jax.planning.assumed_lengths import Even
 from tango_jax.planning.estimates import estimated_programs
@@ -96,7 +96,7 @@ def test_the_verifiers_stage_one_holds_no_more_than_is_planned(tmp_path, monkeyp
         held[run.policy.role] = held_bytes() - before
         return state, done
 
-    monkeypatch.setattr(stage_one, "_make_updates", measure)
+    monkeypatch.setattr(fine_tuning, "_make_updates", measure)
     before = held_bytes()
     stage_one.run_stage_one(policies, job.config, task, tmp_path, Console(enabled=False), hosts.Preemption(False))
     planned = {phase.name: phase.parameters + phase.optimizer for phase in phases(job, estimated_programs(job, "cpu"))}

@@ -65,8 +65,12 @@ def test_nobody_is_ended_after_the_work_or_without_other_processes(service, monk
 
 
 def test_a_service_that_is_gone_ends_the_watch(service, monkeypatch):
+    asked = []
+
     def gone(key):
+        asked.append(key)
         raise jax.errors.JaxRuntimeError("UNAVAILABLE: connection refused")
 
     service.key_value_try_get = gone
     peers._watch(service, threading.Event())
+    assert len(asked) == 1
