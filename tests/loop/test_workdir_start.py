@@ -92,7 +92,7 @@ def test_a_refused_start_leaves_no_settings_behind(workdir, config, monkeypatch,
     assert "there is no stage-1 checkpoint" in refused(run.run_or_resume, wrong, workdir, SILENT)
     assert not (workdir / "config.json").exists() and not (workdir / LOCK_FILE).exists()
 
-    def no_data(config, tokenizers, further):
+    def no_data(config, tokenizers, further, has_remarks):
         raise ValueError("task.train cannot be read")
 
     def run_all(config, workdir, console):
