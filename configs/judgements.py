@@ -1,6 +1,7 @@
 """Verifiers that write, that say how sure they are, that stop at the first error, and that are read in one pass.
 
-Command:   python -m tango_jax.ablate --config=configs/judgements.py:written --workdir=runs/judgements/last_letter/written
+Command:   python -m tango_jax.ablate --config=configs/judgements.py:written \
+               --workdir=runs/judgements/last_letter/written
            The other PARTS are run in the same way, each in a folder of that name, and start from the stage 1 in the
            folder of `written`, which comes first. The other tasks of STARTS are run as written:last_letter_long and so
            on, in runs/judgements/last_letter_long. --config.ablation.workers=2 uses two cores. This makes the tables
