@@ -21,10 +21,11 @@ from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_options
 from tango_jax.config import ROLES
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import newest_verified, peek_meta
+from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import cut, folder_to_write, local_path, require
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.model_text import on_one_line
+from tango_jax.runtime.sealed import newest_verified
 from tango_jax.tasks.registry import example_solution
 from tango_jax.text.templates import load_template, templates_digest
 from tango_jax.text.tokenizer import Tokenizer, is_readable

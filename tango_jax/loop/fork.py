@@ -8,8 +8,9 @@ from ml_collections import ConfigDict
 from tango_jax.method.own_arm import shares_policy
 from tango_jax.records import Memory, States
 from tango_jax.rl.policy import Policy
-from tango_jax.runtime.checkpoint import Restored, complete_steps, peek_meta, read_state
+from tango_jax.runtime.checkpoint import Restored, peek_meta, read_state
 from tango_jax.runtime.checks import require
+from tango_jax.runtime.sealed import complete_steps
 from tango_jax.weights.source import NUMERICS
 from tango_jax.weights.workdir import BASE, has_one_policy, read_config, start_source
 

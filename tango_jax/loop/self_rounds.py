@@ -18,8 +18,8 @@ from tango_jax.records import Problem, Solution
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
-from tango_jax.runtime.checkpoint import commit
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.sealed import commit
 from tango_jax.tasks.prompt_lengths import make_over
 from tango_jax.tasks.self_text import (
     GATE,

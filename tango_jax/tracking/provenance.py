@@ -23,10 +23,10 @@ from tango_jax.method.load import load_method
 from tango_jax.method.own_arm import role_of_weights, stored_arm
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
-from tango_jax.runtime.checkpoint import complete_steps, sampled_digest
 from tango_jax.runtime.checks import cut, local_path
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.process import LIBRARIES, process_facts
+from tango_jax.runtime.sealed import complete_steps, sampled_digest
 from tango_jax.runtime.user_code import Source, is_user_code, sources
 from tango_jax.tasks.registry import teaches_further_prompts
 from tango_jax.text.templates import is_template_file

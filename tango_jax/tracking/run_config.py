@@ -9,8 +9,8 @@ from tango_jax.config import default_config, flatten, read_settings
 from tango_jax.defaults import KEYS
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
-from tango_jax.runtime.checkpoint import complete_steps
 from tango_jax.runtime.keys import Change
+from tango_jax.runtime.sealed import complete_steps
 
 ANY_TIME = (Change.HARDWARE, Change.WATCHING, Change.EXPERIMENT)
 # The other run's workdir may have moved: the checkpoint of stage 2 stores a fingerprint of its starting parameters,

@@ -11,9 +11,9 @@ from safetensors.numpy import load_file
 
 from tango_jax.models.lora import LORA_A, LORA_B, MATRICES, LoraConfig, init_adapters
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.runtime.checkpoint import SAVING, commit
 from tango_jax.runtime.checks import read_json_object
 from tango_jax.runtime.hub import parse_hub_id
+from tango_jax.runtime.sealed import SAVING, commit
 from tango_jax.weights.hf_layout import LAYOUTS
 from tango_jax.weights.safetensors_files import shorten, write_tensors
 

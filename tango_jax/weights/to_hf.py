@@ -11,9 +11,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from tango_jax.models.transformer import LayerKind, ModelConfig
-from tango_jax.runtime.checkpoint import SAVING, commit
 from tango_jax.runtime.failures import typed_command
 from tango_jax.runtime.model_text import markdown_cell, markdown_fence
+from tango_jax.runtime.sealed import SAVING, commit
 from tango_jax.runtime.unread import Unread
 from tango_jax.weights import hf_layout
 from tango_jax.weights.hf_layout import FAMILIES, TEXT_PARTS, Layout, differences

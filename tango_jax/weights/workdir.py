@@ -11,8 +11,9 @@ from tango_jax.config import ROLES, default_config, flatten, read_settings
 from tango_jax.models.lora import LORA_A, LORA_B, freeze, init_adapters, merge
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import with_base
-from tango_jax.runtime.checkpoint import MANIFEST, complete_steps, open_state, peek_meta, sampled_digest
+from tango_jax.runtime.checkpoint import open_state, peek_meta
 from tango_jax.runtime.checks import read_json_object
+from tango_jax.runtime.sealed import MANIFEST, complete_steps, sampled_digest
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.runtime.unread import Unread, load_all
 from tango_jax.sharding.layouts import param_shardings, with_shardings

@@ -18,8 +18,9 @@ from tango_jax.loop import run
 from tango_jax.loop.fork import check_fork, read_fork
 from tango_jax.loop.resume import abstract_states
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import MANIFEST, CheckpointError, read_state, sampled_digest
+from tango_jax.runtime.checkpoint import CheckpointError, read_state
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.sealed import MANIFEST, sampled_digest
 from tango_jax.tracking.provenance import read_provenance
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.tracking.run_config import save_config

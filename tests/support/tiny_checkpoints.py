@@ -65,7 +65,7 @@ def save_run(workdir, config, stage_one=False, step=1, meta=None):
 
 
 def full_disk(folder, step, digests):
-    """In place of `runtime.checkpoint.seal`."""
+    """In place of `runtime.sealed.seal`."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
