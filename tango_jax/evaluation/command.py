@@ -130,6 +130,9 @@ def check(settings: Settings) -> None:
     check_options(settings, {one.name: within for one in fields if (within := one.metadata["within"])})
     require(settings.samples > 0 or not settings.skip_greedy,
             "--skip_greedy leaves nothing to write: set --samples to at least 1")
+    for flag, is_set in ((f"--votes={settings.votes}", settings.votes > 1), ("--scored", settings.scored)):
+        require(not is_set or "verifier" in models_of(settings), f"{flag} is of a verifier, and no solution is judged: "
+                f"name a --verifier, or leave {flag.partition('=')[0]} out")
 
 
 def models_of(settings: Settings) -> dict[str, str]:

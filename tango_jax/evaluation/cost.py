@@ -38,13 +38,14 @@ class Costs(NamedTuple):
 
     prompt: Cost  # of a problem
     sample: Cost
-    verification: Cost | None  # of a sample; read in one pass where the verifier writes nothing
-    scored: Cost | None  # the same in one pass
+    verification: Cost | None  # of a sample; None: nothing is written
+    scored: Cost | None  # of a sample, read in one pass; None: nothing is judged
 
     def of(self, rule: str, k: int) -> Cost:
         """Of a problem, by a rule of voting.py."""
-        judged = self.scored if rule.endswith("_by_scored") else self.verification if "_by_" in rule else None
-        of_one = [self.sample] if judged is None else [self.sample, judged]
+        of_one = [self.sample]
+        if "_by_" in rule:
+            of_one.append(self.scored if rule.endswith("_by_scored") else self.verification or self.scored)
         return Cost(*(once + k * sum(each) for once, *each in zip(self.prompt, *of_one, strict=True)))
 
     def most_samples(self, rule: str, measure: str, budget: float, limit: int) -> int:
@@ -72,7 +73,7 @@ def costs_of(
     votes = [by_claim[row.number, row.sample] for row in sampled]
     scored = Cost(0.0, forward_flops(basis.verifier, _scored(basis.verifier, sampled, votes)) / count)
     if not basis.is_written:
-        return Costs(prompt, sample, scored, scored)
+        return Costs(prompt, sample, None, scored)
     every = [vote for of_one in votes for vote in of_one]
     written = writing([vote.num_prompt for vote in every], [vote.num_tokens for vote in every])
     work = reading([of_one[0].num_prompt for of_one in votes]).plus(written)

@@ -27,8 +27,9 @@ def draw_costs(results: Sequence[SetResult], labels: Mapping[str, str]) -> Figur
     """A row for each set whose samples were judged; None without one. `labels`: of the rules."""
     sets = {result.name: [metric for metric in result.metrics if metric.cost and metric.name in LOOKS]
             for result in results}
-    sets = {name: points for name, points in sets.items() if any(point.name != "majority" for point in points)
-            and all(point.cost.tokens > 0 for point in points)}
+    sets = {name: points for name, points in sets.items()
+            if any(point.name != "majority" and point.k > 1 for point in points)
+            and all(point.cost.tokens > 0 for point in points)}  # 0: no prompt was short enough
     if not sets:
         return None
     figure, drawn = make_figure(width=WIDTH, height=HEIGHT * len(sets) + 0.8), {}
@@ -37,6 +38,7 @@ def draw_costs(results: Sequence[SetResult], labels: Mapping[str, str]) -> Figur
             drawn |= _draw(axes, points, measure, labels)
         row[0].set_ylabel(f"accuracy, {name}", fontsize=8)
         row[1].sharey(row[0])
+        row[1].tick_params(labelleft=False)
     add_legend(figure, {label: drawn[label] for rule in LOOKS if (label := labels[rule]) in drawn})
     return figure
 

@@ -167,8 +167,8 @@ def ballots_of(sampled: Sequence[SolvedRow], by_claim: dict, is_written: bool) -
 
 
 def _selection(set_name: str, ballots: Sequence[Ballot], costs: Costs) -> list[Metric]:
-    """Every rule at every number of samples and, with a verifier, for no more than each of these costs with majority.
-    Gains are over the majority of all samples."""
+    """Every rule at every number of samples and, with a verifier, at the most samples that cost no more than each of
+    these numbers does with majority. Gains are over the majority of all samples."""
     num_samples, values = len(ballots[0].is_correct_M), {}
     counts = reported_sample_counts(num_samples)
     for k in counts:
@@ -182,7 +182,7 @@ def _selection(set_name: str, ballots: Sequence[Ballot], costs: Costs) -> list[M
                 k = costs.most_samples(rule, measure, getattr(costs.of("majority", count), measure), num_samples)
                 if k and (rule, k) not in values:
                     values[rule, k] = [accuracy_of(ballot, rule, k) for ballot in ballots]
-            if k and num_samples > 1:
+            if k and num_samples > 1:  # paid for by the last count, all samples
                 gains[f"{rule}_minus_majority_at_equal_{measure}"] = (rule, k)
     metrics = [Metric(set_name, rule, k, len(ballots), estimate, costs.of(rule, k)) for (rule, k), estimate
                in zip(values, bootstrap_means(np.array(list(values.values())).T), strict=True)]

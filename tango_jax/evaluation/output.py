@@ -36,8 +36,8 @@ LABELS = {
 FIRST_WRONG = ("f1", "accuracy_erroneous", "accuracy_correct", "rate_misaligned")
 SUMMARY = {"greedy": "greedy", "pass": "pass@n", "majority": "maj@n", "best_of_by_verdict": "best of n, verdict",
            "f1": "first-error F1", "verifier_outcome_f1": "outcome F1", "verifier_step_f1": "step F1"}
-COSTS = {"prompt": "its prompt, read once,", "sample": "a sample", "verification": "its verification",
-         "scored": "its steps read in one pass"}
+COSTS = {"prompt": "a problem's prompt", "sample": "a sample", "verification": "its verification",
+         "scored": "its steps, read in one pass,"}
 _NO_COST = Cost(math.nan, math.nan)
 TABLES = ("tables.md", "tables.csv")
 FIGURE = "cost.png"
@@ -161,17 +161,18 @@ def _samples(result: SetResult) -> list[str]:
     rows = [[LABELS[name], *(percent(value_of(result, name, k)) for k in ks), *[percent(gains[name])] * has_gains]
             for name in names]
     parts = [f"## {result.name}, sampled: {result.count} problems", table(head, rows)]
-    return [*parts, *_at_equal_cost(result, ks)]
+    return parts + _at_equal_cost(result, ks)
 
 
 def _at_equal_cost(result: SetResult, ks: Sequence[int]) -> list[str]:
     """What each rule reaches with as many samples as it can pay for, where majority takes k."""
     points = [metric for metric in result.metrics if metric.cost and metric.name in LABELS and metric.name != "pass"]
     rules = [rule for rule in LABELS if any(point.name == rule for point in points)]
-    if len(rules) < 2:
+    if len(rules) < 2 or len(ks) < 2:
         return []
-    parts = [f"Means of a problem: {_costs_text(result)}. A cell has the largest k that a rule can pay for."]
-    for measure, unit in (("tokens", "sampled tokens"), ("flops", "FLOPs")):
+    parts = [f"Mean costs, by arithmetic: {_costs_text(result)}. At equal cost, with the most samples that a rule can "
+             "pay for:"]
+    for measure, unit, form in (("tokens", "sampled tokens", ".0f"), ("flops", "FLOPs", ".2e")):
         budgets = [getattr(point.cost, measure) for k in ks for point in points
                    if (point.name, point.k) == ("majority", k)]
         rows = []
@@ -183,19 +184,19 @@ def _at_equal_cost(result: SetResult, ks: Sequence[int]) -> list[str]:
                 cells.append(f"{percent(best.estimate)}, k = {best.k}" if best else "–")
             gain = value_of(result, f"{rule}_minus_majority_at_equal_{measure}")
             rows.append([LABELS[rule], *cells, percent(gain)])
-        head = [f"accuracy for the {unit} of maj@k", *(f"k = {k}: {budget:.3g}" for k, budget in zip(
-            ks, budgets, strict=True)), f"k = {ks[-1]}, minus majority"]
+        spent = (f"k = {k}: {format(budget, form)}" for k, budget in zip(ks, budgets, strict=True))
+        head = [f"accuracy for the {unit} of maj@k", *spent, f"k = {ks[-1]}, minus majority"]
         parts.append(table(head, rows))
     return parts
 
 
 def _costs_text(result: SetResult) -> str:
-    """`prompt 1e+06 FLOPs, once; sample 55 tokens, 2e+06 FLOPs; ...`"""
     texts = []
     for name, label in COSTS.items():
         tokens, flops = (value_of(result, f"{name}_{measure}") for measure in Cost._fields)
         if flops:
-            texts.append(f"{label} {f'{tokens.value:.0f} tokens, ' if tokens else ''}{flops.value:.3g} FLOPs")
+            sampled = f"{tokens.value:.0f} sampled tokens, " if tokens else ""
+            texts.append(f"{label} {sampled}{flops.value:.2e} FLOPs")
     return "; ".join(texts)
 
 

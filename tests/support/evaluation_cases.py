@@ -16,6 +16,7 @@ from tango_jax.records import Rollout
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.keys import MAX_SAMPLES
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, open_checkpoint_sampler
+from tango_jax.sampling.given_text import make_logits_fn
 from tango_jax.text.hf_tokenizer import make_tokenizer
 
 FILES = {  # rows of every set to solve
@@ -130,7 +131,8 @@ def evaluate(monkeypatch, settings, generator=None, verifier=None, console=SILEN
     monkeypatch.setattr(command, "open_checkpoint_sampler", lambda role, name, settings: samplers[role])
     monkeypatch.setattr(command, "open_verifier", lambda name, settings, is_scored: samplers["verifier"])
     for module in (judging, responses):
-        monkeypatch.setattr(module, "make_logits_fn", lambda sampler: sampler.sampler.logits_fn)
+        monkeypatch.setattr(module, "make_logits_fn", lambda sampler: (
+            sampler.sampler.logits_fn if isinstance(sampler.sampler, SimpleNamespace) else make_logits_fn(sampler)))
     return {result.name: result for result in command.evaluate_checkpoint(settings, console)}
 
 
