@@ -34,7 +34,7 @@ from tango_jax.evaluation.judging import (
     judge_rows,
     open_verifier,
     read_claim,
-    texts_without_sampling,
+    read_solutions,
 )
 from tango_jax.grading import (
     ParsedSolution,
@@ -136,8 +136,8 @@ def answer(
         if verifier.is_sampled:
             verification = sample_one(verifier, prompt, args, "verify")
         else:
-            [read] = texts_without_sampling(verifier, [prompt], [solution_of(problem, text, len(steps))])
-            verification = Response(read, 0, False)
+            [read] = read_solutions(verifier, [prompt], [solution_of(problem, text, len(steps))])
+            verification = Response(read.text, 0, False)
     judged = parse_verification(verification.text, len(steps), solution.format_score, verifier.stops)
     console.print(Text("Judgement" + (" (of the solution's first part)" if is_shortened else ""), style="bold"))
     warn_if_cut_off("verification", verification, console)

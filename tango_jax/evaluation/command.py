@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import check_options
 from tango_jax.config import ROLES, default_config
+from tango_jax.evaluation.cost import CostBasis
 from tango_jax.evaluation.judging import open_verifier
 from tango_jax.evaluation.measures import SetResult, judge_result, solve_result
 from tango_jax.evaluation.output import write_rows, write_tables
@@ -129,6 +130,9 @@ def check(settings: Settings) -> None:
     check_options(settings, {one.name: within for one in fields if (within := one.metadata["within"])})
     require(settings.samples > 0 or not settings.skip_greedy,
             "--skip_greedy leaves nothing to write: set --samples to at least 1")
+    for flag, is_set in ((f"--votes={settings.votes}", settings.votes > 1), ("--scored", settings.scored)):
+        require(not is_set or "verifier" in models_of(settings), f"{flag} is of a verifier, and no solution is judged: "
+                f"name a --verifier, or leave {flag.partition('=')[0]} out")
 
 
 def models_of(settings: Settings) -> dict[str, str]:
@@ -188,7 +192,8 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
         rows, verifications = _rows_of(eval_set, solve_shards, solved), _rows_of(eval_set, judge_shards, judged)
         is_solved = isinstance(eval_set, SolveSet)
         results.append(
-            solve_result(eval_set, rows, verifications) if is_solved else judge_result(eval_set, verifications)
+            solve_result(eval_set, rows, verifications, cost_basis(eval_set, samplers)) if is_solved else
+            judge_result(eval_set, verifications)
         )
         if hosts.is_first():
             write_rows(settings.out, eval_set, rows, verifications)
@@ -255,6 +260,14 @@ def check_prompt_lengths(
                 flag = {"generator": "--max_prompt", "verifier": "--verifier_max_prompt"}[role]
                 raise ValueError(f"{flag}={limit} is too short for every problem of {eval_set.name}: the shortest "
                                  f"makes a prompt of {shortest} tokens; raise it to at least that")
+
+
+def cost_basis(solve_set: SolveSet, samplers: dict[str, CheckpointSampler]) -> CostBasis:
+    generator, verifier = (samplers.get(role) for role in ROLES)
+    prompt_tokens = {number: _num_tokens("generator", generator, problem) for number, problem in solve_set.problems}
+    if verifier is None:
+        return CostBasis(prompt_tokens, generator.source.model_config, None)
+    return CostBasis(prompt_tokens, generator.source.model_config, verifier.source.model_config, verifier.is_sampled)
 
 
 def _num_tokens(role: str, sampler: CheckpointSampler, problem: Problem) -> int:

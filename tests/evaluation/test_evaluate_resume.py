@@ -225,6 +225,8 @@ def test_limits_that_no_prompt_is_within_are_an_error_before_anything_is_written
     ([f"--sets=x:{ROWS / 'aime.jsonl'},x:{ROWS / 'aime.jsonl'}2", "--checkpoint=a/b"], "--sets names x twice"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--samples=2000"], "--samples=2000 must lie between 0 and 1024"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--skip_greedy"], "--skip_greedy leaves nothing to write"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--votes=2"], "--votes=2 is of a verifier, and no solution is judged: name"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--scored"], "--scored is of a verifier, and no solution is judged: name a"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--temperature=0"], "--temperature=0.0 must lie between 1e-06 and"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--top_p=0"], "--top_p=0.0 must be above 0.0 and at most 1.0"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--rows=0"], "--rows=0 must be at least 1"),
