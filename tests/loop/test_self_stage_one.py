@@ -5,7 +5,6 @@ Responses are written by a script; sampling by the model itself is tested in tes
 
 import json
 import shutil
-from array import array
 from types import SimpleNamespace
 
 import jax
@@ -14,25 +13,22 @@ import pytest
 
 from support.math_cases import math_config
 from support.own_problems import write_problems
+from support.own_samples import Response, response
 from support.policies import policies_of
 from support.tiny_checkpoints import write_tiny_folder
 from support.tiny_train import repeatable_rows
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES
-from tango_jax.grading import parse_solution
 from tango_jax.loop import run, self_rounds, self_sampling, self_stage_one
 from tango_jax.loop.init_from import UNTRAINED
 from tango_jax.loop.resume import abstract_states
 from tango_jax.loop.stage_one import run_stage_one
-from tango_jax.method.texts import make_solution, make_verification
-from tango_jax.records import Problem
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta, read_state
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tasks.tagged_examples import read_tagged_rows
 from tango_jax.text.prompts import OWN
-from tango_jax.text.templates import judged
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.viewer.runs import own_samples
 
@@ -86,30 +82,10 @@ class Script:
             for number in range(group_size):
                 is_formed = (place * group_size + number) % 4 < 4 * share  # shares are quarters
                 letter, is_right = "abcdef"[rng.integers(6)], (place + number) % 4 < 4 * self.right
+                is_right = is_right if role == "generator" else self.is_verdict_right(number)
                 more = "" if prompt is OWN[role] else "\n\nProblem:\nWhat"  # examples are gone on with
-                records.append(self._record(context, role, parent, is_formed, is_right, letter, number, more))
+                records.append(response(context, parent, Response(is_formed, is_right, letter, more)))
         return SimpleNamespace(records=records)
-
-    def _record(self, context, role, parent, is_formed, is_right, letter, number, more):
-        if role == "generator":
-            text = f"{solution(parent, is_right, letter)}{more}" if is_formed else f"It is {parent.answer}."
-            return make_solution(context.task, parent, text, array("i", range(len(text))), is_right, bool(more))
-        marks = [True] * len(parent.steps)
-        # The script knows the gold answer, and reads the sum of the first step.
-        verdict = f"\\boxed{{{parent.problem.answer}}}" in parent.text
-        first = parse_solution(parent.text).steps[0]
-        marks[0] = first.endswith(f" {parent.problem.answer}.") == self.is_verdict_right(number)
-        text = judged([f"{letter}{place}" for place in range(len(marks))], marks,
-                      is_right=verdict == self.is_verdict_right(number))
-        text = f"{text}{more}" if is_formed else "Right."
-        return make_verification(parent, text, array("i", range(len(text))), bool(more))
-
-
-def solution(problem: Problem, is_right: bool, letter: str) -> str:
-    a = (int(problem.answer) - 1) // 2
-    answer = int(problem.answer) + (not is_right)
-    return (f"<think>\n<step>{letter}: {a} + {a + 1} = {answer}.</step>\n<step>So it is {answer}.</step>\n</think>\n"
-            f"<answer>\\boxed{{{answer}}}</answer>")
 
 
 def stage_one(config, workdir, script, monkeypatch, console=SILENT, policies=None, preemption=None):

@@ -5,16 +5,18 @@ again until they end, they end as runs that nothing interrupted, bit for bit.
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from tango_jax.method.arms import ARMS
 from torture.outcome import Outcome
-from torture.runs import ROLES, SMALL, Ended, Undisturbed, difference, finish, make_undisturbed, start_train
+from torture.runs import ROLES, SMALL, TRAIN, Ended, Undisturbed, difference, finish, make_undisturbed
 
 KILLS_PER_RUN = 25  # most of the time goes into compiling what new settings need
 SAVE_S = 0.03  # about what a save of so small a state takes
+SAVES = ("checkpoints", "sft/*/checkpoints", "self/*/*/sft/*/checkpoints")
 SIGKILLED = -9
 ADAPTERS = tuple(f"{role}.{key}" for role in ROLES for key in ("model.lora.rank=2", "sft.full=true"))
 ONE_POLICY = ("verifier.adapter=generator",)
@@ -23,10 +25,16 @@ TRAINED = ((), ADAPTERS, ONE_POLICY, ADAPTERS + ONE_POLICY)  # two policies in f
 
 def kills(count: int, seed: int, folder: Path) -> Outcome:
     """`count` kills, each of a process that is starting, running, saving or finishing."""
+    return killed_runs(count, seed, folder, lambda rng: (*SMALL, *random_settings(rng)))
+
+
+def killed_runs(count: int, seed: int, folder: Path, settings_fn: Callable[[np.random.Generator], tuple[str, ...]],
+                program: str = TRAIN) -> Outcome:
+    """`settings_fn`: the overrides of a run."""
     rng, tried, survived, failures = np.random.default_rng(seed), 0, 0, []
     while tried < count:
-        settings, number = random_settings(rng), min(KILLS_PER_RUN, count - tried)
-        undisturbed = make_undisturbed(folder / f"run_{tried}", (*SMALL, *settings), folder / "cache")
+        settings, number = settings_fn(rng), min(KILLS_PER_RUN, count - tried)
+        undisturbed = make_undisturbed(folder / f"run_{tried}", settings, folder / "cache", program=program)
         problem = killed_run(undisturbed, number, rng)
         tried += number
         survived += 0 if problem else number
@@ -36,7 +44,12 @@ def kills(count: int, seed: int, folder: Path) -> Outcome:
 
 def random_settings(rng: np.random.Generator) -> tuple[str, ...]:
     """An arm, and settings that change what a turn computes and when it is saved."""
-    settings = [f"arm={rng.choice(list(ARMS))}", f"seed={rng.integers(100)}", f"checkpoint.every={rng.integers(1, 4)}"]
+    settings = (f"arm={rng.choice(list(ARMS))}", f"seed={rng.integers(100)}", f"checkpoint.every={rng.integers(1, 4)}")
+    return (*settings, *random_losses(rng), *TRAINED[rng.integers(len(TRAINED))])
+
+
+def random_losses(rng: np.random.Generator) -> tuple[str, ...]:
+    settings = []
     for role in ROLES:
         loss = f"{role}.loss"
         settings += [
@@ -45,15 +58,14 @@ def random_settings(rng: np.random.Generator) -> tuple[str, ...]:
             f"{loss}.minibatches={rng.integers(1, 3)}",
             f"{loss}.kl_coef={rng.choice([0.0, 0.001])}",
         ]
-    return (*settings, *TRAINED[rng.integers(len(TRAINED))])
+    return tuple(settings)
 
 
 def killed_run(undisturbed: Undisturbed, number: int, rng: np.random.Generator) -> str:
     """Kill a run `number` times and let it end; what is wrong then, or an empty text."""
-    overrides, workdir, done = undisturbed.overrides, undisturbed.workdir.with_name("killed"), 0
-    seconds = undisturbed.seconds
+    workdir, seconds, done = undisturbed.workdir.with_name("killed"), undisturbed.seconds, 0
     while done < number:
-        process, began = start_train(workdir, overrides), time.monotonic()
+        process, began = undisturbed.start(workdir), time.monotonic()
         if done % 2:
             wait_for_save(process, workdir, rng)
         else:
@@ -67,7 +79,7 @@ def killed_run(undisturbed: Undisturbed, number: int, rng: np.random.Generator) 
             shutil.rmtree(workdir)
         else:
             return f"it ended by itself with code {ended.code}: {last_line(ended)}"
-    ended = finish(start_train(workdir, overrides))
+    ended = finish(undisturbed.start(workdir))
     if ended.code != 0:
         return f"after {number} kills it does not go on, code {ended.code}: {last_line(ended)}"
     problem = difference(workdir, undisturbed.workdir, undisturbed.shapes)
@@ -86,7 +98,7 @@ def wait_for_save(process: subprocess.Popen, workdir: Path, rng: np.random.Gener
     """Wait until the next save or the one after it has begun, and a little longer."""
     place, seen = int(rng.integers(1, 3)), set()
     while process.poll() is None and len(seen) < place:
-        found = (*workdir.glob("checkpoints/*.saving*"), *workdir.glob("sft/*/checkpoints/*.saving*"))
+        found = [path for folder in SAVES for path in workdir.glob(f"{folder}/*.saving*")]
         seen.update(path.with_name(path.name.split(".")[0]) for path in found)
         time.sleep(0.0005)
     time.sleep(rng.uniform(0, SAVE_S))

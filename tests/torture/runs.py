@@ -25,6 +25,7 @@ from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tracking.metrics import read_metrics
 
 ROLES = ("generator", "verifier")
+TRAIN = "tango_jax.train"
 METRICS = ("metrics.jsonl", "sft/generator/metrics.jsonl", "sft/verifier/metrics.jsonl")
 
 _OF_A_ROLE = (
@@ -53,9 +54,15 @@ def environment() -> dict[str, str]:
     return on_devices(1) | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"}
 
 
-def start_train(workdir: Path, overrides: tuple[str, ...]) -> subprocess.Popen:
-    """`python -m tango_jax.train --config=configs/tiny.py` in a process of its own."""
-    command = [sys.executable, "-m", "tango_jax.train", "--config=configs/tiny.py", f"--workdir={workdir}"]
+def start_train(workdir: Path, overrides: tuple[str, ...], program: str = TRAIN, more: tuple[str, ...] = ()
+                ) -> subprocess.Popen:
+    """`python -m tango_jax.train --config=configs/tiny.py` in a process of its own.
+
+    Args:
+        program: another module that takes these arguments.
+        more: arguments of that module.
+    """
+    command = [sys.executable, "-m", program, "--config=configs/tiny.py", f"--workdir={workdir}", *more]
     return subprocess.Popen([*command, *(f"--config.{item}" for item in overrides)], cwd=ROOT, env=environment(),
                             text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -78,18 +85,24 @@ class Undisturbed(NamedTuple):
     workdir: Path
     seconds: float  # that it takes where all is compiled
     shapes: dict  # of what its checkpoints hold
+    program: str  # as in start_train
+
+    def start(self, workdir: Path, *more: str) -> subprocess.Popen:
+        return start_train(workdir, self.overrides, self.program, more)
 
 
-def make_undisturbed(folder: Path, overrides: tuple[str, ...], cache: Path, is_compiled: bool = False) -> Undisturbed:
+def make_undisturbed(
+    folder: Path, overrides: tuple[str, ...], cache: Path, is_compiled: bool = False, program: str = TRAIN
+) -> Undisturbed:
     """Make the run in `folder`; what it compiles stays in `cache`, unless that has all of it already."""
     overrides, workdir = (*overrides, f"compile_cache={cache}"), folder / "undisturbed"
     for place in (workdir,) if is_compiled else (workdir.with_name("compiling"), workdir):
         began = time.monotonic()
-        ended = finish(start_train(place, overrides))
+        ended = finish(start_train(place, overrides, program))
         assert ended.code == 0, f"the run that nothing disturbs failed ({' '.join(overrides)}):\n{ended.stderr}"
         seconds = time.monotonic() - began
     policies = policies_of(load_config(str(CONFIGS / "tiny.py"), list(overrides)))
-    return Undisturbed(overrides, workdir, seconds, shapes_of(policies))
+    return Undisturbed(overrides, workdir, seconds, shapes_of(policies), program)
 
 
 def difference(workdir: Path, expected: Path, abstract_states: dict) -> str:
@@ -101,10 +114,11 @@ def difference(workdir: Path, expected: Path, abstract_states: dict) -> str:
         return "transcripts.md differs"
     if not (workdir / "curves.png").read_bytes().startswith(b"\x89PNG"):
         return "curves.png is no picture"
-    dumped, wanted = ({path.name: path.read_bytes() for path in (folder / "rollouts").iterdir()}
-                      for folder in (workdir, expected))
-    if dumped != wanted:
-        return f"rollouts differ: {sorted(dumped)} and {sorted(wanted)}"
+    for part in ("rollouts", "self"):
+        written, wanted = (_texts(folder / part) for folder in (workdir, expected))
+        if written != wanted:
+            names = sorted(name for name in written.keys() | wanted if written.get(name) != wanted.get(name))
+            return f"{part} differ: {', '.join(names)}"
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (workdir, expected)]
     if summaries[0] | {"wall_seconds": 0} != summaries[1] | {"wall_seconds": 0}:
         return f"summary.json differs: {summaries}"
@@ -113,6 +127,10 @@ def difference(workdir: Path, expected: Path, abstract_states: dict) -> str:
         return f"the checkpoints of steps {saved[0].step} and {saved[1].step} differ"
     left = [path.name for path in workdir.rglob("*") if path.suffix in (".partial", ".saving", ".replaced", ".removed")]
     return f"left behind: {left}" if left else ""
+
+
+def _texts(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json*")}
 
 
 def _repeatable_rows(path: Path) -> list[dict]:

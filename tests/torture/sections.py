@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from torture import answers, faults, flips, kills, mistakes, mutations, starts, terms
+from torture import alone, answers, faults, flips, kills, mistakes, mutations, starts, terms
 from torture.outcome import Outcome
 
 
@@ -21,6 +21,7 @@ class Section(NamedTuple):
 
 SECTIONS = {
     "kills": Section("runs killed (SIGKILL), half of them in a save, and started again", 100, kills.kills, True),
+    "alone": Section("runs with a stage 1 of own samples, killed likewise", 50, alone.kills_alone, True),
     "terms": Section("runs stopped by SIGTERM, from the first import to the end", 50, terms.terms, True),
     "starts": Section("two starts in one workdir", 10, starts.two_starts, True),
     "faults": Section("full disks, and files that vanish in mid-run", 40, faults.disk_faults, True),
