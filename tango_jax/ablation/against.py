@@ -62,15 +62,19 @@ class Amount(NamedTuple):
     title: str
     column: str
     size: float
+    digits: int
     common: float
     to_level: Callable
 
     def mean(self, curve: Curve) -> float:
         return mean_over(curve, self.column, self.common)
 
+    def shown(self, value: float) -> str:
+        return f"{value / self.size:,.{self.digits}f}"
+
     @property
     def text(self) -> str:
-        return f"{self.common / self.size:,.0f}{self.title}"
+        return f"{self.shown(self.common)}{self.title}"
 
 
 class Member(NamedTuple):
@@ -104,9 +108,9 @@ def compare(settings: Settings, against: str) -> tuple[str, Figure]:
     reference = _reference(found, against)
     cut, span = over_same_steps(found)
     ends = [curve.evaluations[-1] for curves in cut.values() for curve in curves.values()]
-    amounts = [Amount("k tokens", "sampled_tokens", 1e3, min(end.sampled_tokens for end in ends), tokens_to)]
+    amounts = [Amount("k tokens", "sampled_tokens", 1e3, 0, min(end.sampled_tokens for end in ends), tokens_to)]
     if has_flops(cut.values()):
-        amounts.append(Amount(" TFLOPs", "flops", 1e12, min(end.flops for end in ends), flops_to))
+        amounts.append(Amount(" TFLOPs", "flops", 1e12, 2, min(end.flops for end in ends), flops_to))
     members = [Member(*key, found[key], cut[key], pairs_of(found[key], found[reference])) for key in found]
     facts = (tasks[0], members, members[list(found).index(reference)], span, amounts)
     return _table(*facts), _draw(*facts)
@@ -145,7 +149,7 @@ def _table(task: str, members: Sequence[Member], reference: Member, span: int, a
             pairs = member.pairs if member is not reference else None
             cells += [_by_start(measured(member.curves, amount.mean)),
                       difference_text(pairs, amount.mean) if pairs else "",
-                      f"{_mean(last, amount.column) / amount.size:,.0f}",
+                      amount.shown(_mean(last, amount.column)),
                       ratio_text(pairs, amount.to_level) if pairs else ""]
         lines.append(line(cells))
     return "\n".join(lines) + "\n"

@@ -46,9 +46,9 @@ def test_flops_stand_beside_tokens_where_all_runs_have_them():
     found = [row._replace(flops=index * size * 1e12) for arm, size, accuracy in (("grpo", 1, SLOW), ("scored", 3, FAST))
              for index, row in enumerate(run_rows(arm, accuracy))]
     table, figure = compare(learning(found), "grpo")
-    assert "mean over 2 TFLOPs" in table and "| TFLOPs to 0.8, ratio |" in table
+    assert "mean over 2.00 TFLOPs" in table and "| TFLOPs to 0.8, ratio |" in table
     # Of its 6: after 2 of the 3 of its first part, from 0 to 0.4 * 2 / 3; it reaches 0.8 at its end.
-    assert cells(table, "scored")[-4:] == ["0.133", "-0.067", "6", "≤ 3.000"]
+    assert cells(table, "scored")[-4:] == ["0.133", "-0.067", "6.00", "≤ 3.000"]
     assert [axes.get_xlabel() for axes in figure.axes] == [
         "over the generator steps", "over the same tokens", "over the same TFLOPs", "minus grpo, by steps"]
     without, _ = compare(learning([*found[:-1], found[-1]._replace(flops=None)]), "grpo")
