@@ -52,6 +52,8 @@ from tango_jax.weights.workdir import (
     start_source,
 )
 
+STAGE_ONE = {"gsm8k": "their worked answers", "self": "the model's own samples that are right"}  # task.stage_one
+
 
 def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_best: bool = False) -> Path:
     """Write the folder and return its path. `dtype`: storage dtype; None keeps the weights bit by bit. Raises
@@ -136,10 +138,11 @@ def card_of(
 def training_of(settings: ConfigDict, stored: Mapping[str, Any], source: Source) -> Training:
     """`stored`: the run's provenance."""
     task, command = settings.task, (stored.get("attempts") or [{}])[-1].get("command", "")
-    named = [str(resolve(one)[0]) for one in (task.train, task.stage_one)] if task.name == "math" else []
-    shown = [one if hub_repo(one) else Path(one).name for one in named if one]
-    problems = (f"{shown[0]}{'; stage 1 imitates ' * (len(shown) > 1)}{''.join(shown[1:])}" if shown else
-                f"of the task {Path(task.name).name}")
+    problems, named = f"of the task {Path(task.name).name}", []
+    if task.name == "math":
+        named = [str(resolve(task.train)[0]), task.stage_one]
+        train, start = (one if hub_repo(one) else Path(one).name for one in named)
+        problems = train + f"; stage 1 imitates {STAGE_ONE.get(task.stage_one, start)}" * bool(start)
     datasets = tuple(dict.fromkeys(filter(None, map(hub_repo, named))))
     # A Python program has no command.
     return Training(source.base_model, source.licence, problems, datasets, command if " " in command else "")

@@ -296,6 +296,24 @@ def test_a_push_that_fails_leaves_the_export_and_says_how_to_go_on(hub, run_to_p
     open_source(str(out))
 
 
+@pytest.mark.parametrize("task, problems, datasets", [
+    ({"name": "last_letter"}, "of the task last_letter", ()),
+    ({"name": "/home/me/sums.py:make_task"}, "of the task sums.py:make_task", ()),
+    ({"train": "/home/me/a.jsonl", "stage_one": "self"},
+     "a.jsonl; stage 1 imitates the model's own samples that are right", ()),
+    ({"train": "gsm8k_train", "stage_one": "gsm8k"},
+     "hub:openai/gsm8k:main/train; stage 1 imitates their worked answers", ("openai/gsm8k",)),
+    ({"train": "a.jsonl", "stage_one": "hub:team/taught/train"},
+     "a.jsonl; stage 1 imitates hub:team/taught/train", ("team/taught",)),
+])
+def test_the_problems_on_a_card(folder, task, problems, datasets):
+    config = default_config()
+    config.generator.checkpoint, config.task.name = str(folder), "math"
+    config.task.update(task)
+    found = export.training_of(config, {"attempts": [{"command": "python"}]}, start_source(config, "generator"))
+    assert (found.problems, found.datasets, found.command) == (problems, datasets, "")
+
+
 def test_the_card_says_what_the_run_was_made_of(tmp_path):
     """Base, licence, data and command; adapters have a card, too."""
     base = write_tiny_folder(tmp_path / "base")
@@ -304,7 +322,9 @@ def test_the_card_says_what_the_run_was_made_of(tmp_path):
     config.generator.checkpoint = config.verifier.checkpoint = str(base)
     config.task.name, config.task.train, config.task.stage_one = "math", "gsm8k_train", str(tmp_path / "teacher.jsonl")
     config.generator.model.lora.rank = config.verifier.model.lora.rank = 2
-    save_run(tmp_path / "run", config, step=3)
+    save_config(config, tmp_path / "run" / "config.json")
+    adapters = {"params": init_adapters(start_source(config, "generator").model_config, jax.random.key(3))}
+    save_step(tmp_path / "run" / "checkpoints", 3, {"generator": adapters, "verifier": adapters}, {})
     command = "python -m tango_jax.train --config=mine.py"
     stored = {"attempts": [{"command": "other"}, {"command": command}], "files": {}}
     (tmp_path / "run" / "provenance.json").write_text(json.dumps(stored))
