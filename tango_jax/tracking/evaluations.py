@@ -261,6 +261,8 @@ def _is_used(config: ConfigDict, key: str) -> bool:
 
 def _without_folder(value: Any) -> Any:
     """The last part of a path or hub id, without a commit: the same file may lie elsewhere."""
+    if isinstance(value, tuple):
+        return tuple(map(_without_folder, value))
     is_path = isinstance(value, str) and "/" in value and not set(value) & set("\n{")
     return PurePath(value).name.partition("@")[0] if is_path else value
 

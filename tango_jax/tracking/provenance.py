@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES, flatten
 from tango_jax.method.load import load_method
 from tango_jax.method.own_arm import role_of_weights, stored_arm
+from tango_jax.rl.own_reward import name_of
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
 from tango_jax.runtime.checks import cut, local_path
@@ -38,7 +39,7 @@ PROVENANCE = "provenance.json"
 GIVEN_UP = "provenance.before.json"  # a user renames provenance.json to it, to go on with another method
 COPIES = "user_files"  # folder in the workdir
 FUNCTIONS = ("arm", "task.name", "task.grader", *(f"{role}.{name}" for role in ROLES
-                                                  for name in ("reward", "loss.algorithm", "loss.term")))
+                                                  for name in ("rewards", "loss.algorithm", "loss.term")))
 TEMPLATES = tuple(f"{role}.template" for role in ROLES)
 _TOLD = ("tango_jax", "commit", "dirty", "source", "python", *LIBRARIES, "platform", "devices", "processes", "cpu")
 _RESTORE = "restore it; if you delete it, nobody can tell what made the run, and changes go unnoticed"
@@ -124,8 +125,11 @@ def _difference(key: str, then: dict | None, now: dict | None, workdir: Path) ->
 def _user_files(config: ConfigDict) -> dict[str, Source]:
     """{key: file} of functions and templates in the settings. Keys of a function's other files begin with its key."""
     settings, found = flatten(config), {}
-    for key in FUNCTIONS:
-        for number, source in enumerate(sources(key, settings[key]) if is_user_code(settings[key]) else ()):
+    named = {key: settings[key] for key in FUNCTIONS if isinstance(settings[key], str)}
+    named |= {f"{key} ({name_of(text)})": text for key in FUNCTIONS if isinstance(settings[key], tuple)
+              for text in settings[key]}
+    for key, text in named.items():
+        for number, source in enumerate(sources(key, text) if is_user_code(text) else ()):
             found[f"{key} ({source.path.name})" if number else key] = source
     for role, key in zip(ROLES, TEMPLATES, strict=True):
         if is_template_file(role, settings[key]):

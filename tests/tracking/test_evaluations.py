@@ -114,7 +114,8 @@ def test_what_must_be_equal_side_by_side_is_in_the_setup(key, value):
 
 @pytest.mark.parametrize("key, value", [
     ("rl.alpha_initial", 0.3), ("rl.generator_steps", 7), ("generator.loss.algorithm", "rloo"),
-    ("verifier.temperature", 0.7), ("generator.optimizer.lr", 0.1), ("generator.reward", "my.py:reward"),
+    ("verifier.temperature", 0.7), ("generator.optimizer.lr", 0.1), ("generator.rewards", ("my.py:reward",)),
+    ("verifier.reward_weights", (0.5,)),
     ("rl.warmup_steps", 3),
 ])
 def test_what_makes_another_method_is_no_other_setup(key, value):
@@ -188,8 +189,8 @@ def test_adapters_on_a_checkpoint_are_in_the_setup(key, value):
 
 
 def test_an_edited_function_makes_other_digests():
-    config = with_values(generator__reward="my.py:reward", task__grader="my.py:grade")
-    files = [{"generator.reward": reward, "task.grader": grader}
+    config = with_values(generator__rewards=("my.py:reward",), task__grader="my.py:grade")
+    files = [{"generator.rewards (reward)": reward, "task.grader": grader}
              for reward, grader in (("a", "a"), ("b", "a"), ("a", "b"))]
     assert [setup_of(config, each) == setup_of(config, files[0]) for each in files] == [True, True, False]
     assert [method_of(config, each) == method_of(config, files[0]) for each in files] == [True, False, True]
