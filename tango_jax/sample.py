@@ -188,9 +188,8 @@ def judge_given(args: argparse.Namespace, console: rich.console.Console) -> None
         [result] = judge_rows([row], verifier, settings, Console(enabled=False))
     [found] = result["verifications"]
     parsed = parse_solution(claim.solution.text)
-    judged = parse_verification(found["text"], len(parsed.steps))
-    if not found["text"]:  # of a verifier that does not write
-        judged = ParsedVerification(tuple(found["judgements"]), found["verdict"], 1.0, found["is_aligned"], ())
+    remarks = parse_verification(found["text"], len(parsed.steps)).blocks  # none of a verifier that does not write
+    judged = ParsedVerification(tuple(found["judgements"]), found["verdict"], 1.0, found["is_aligned"], remarks)
     console.print(Text(f"Question: {on_one_line(args.question, encoding)}", style="bold"))
     console.print(Text("Judgement", style="bold"))
     show_judgement(parsed, judged, console, found["p_steps"], found["p_verdict"])

@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from support.evaluation_cases import CLAIM, PROMPT, scripted, scripted_verifier, small_tokenizer
+from support.evaluation_cases import CLAIM, PROMPT, scripted, scripted_verifier, small_tokenizer, verification
 from support.paths import ROOT
 from support.reward_models import write_trl_folder
 from support.tiny_checkpoints import save_run, write_tiny_folder, write_tiny_gguf
@@ -125,6 +125,18 @@ def test_a_given_solution_is_judged_with_probabilities(folder, tmp_path, capsys,
     assert p_verdict.endswith("   Answer: 8")
     assert all(0 < float(p.split()[0]) < 1 for p in (p_right, p_wrong, p_verdict))
     assert "   | 7 is not 8. \\boxed{INCORRECT}" in lines
+
+
+@pytest.mark.parametrize("template, first, last", [
+    ("math", "INCORRECT", "CORRECT"), ("math_first_error", "INCORRECT", "no judgement")])
+def test_a_given_solution_is_judged_as_the_verifier_is_asked_to(folder, monkeypatch, capsys, template, first, last):
+    """It judges both steps: where it is to stop, what it says after the first INCORRECT does not count."""
+    scripted_verifier(monkeypatch, verification("INCORRECT", False, True))
+    flags = [f"--verifier={folder}", f"--verifier_template={template}", "--max_prompt=1024", "--max_new=256"]
+    assert sample.main([*flags, "--question=What is 3 + 4?", f"--solution={SOLUTION}"]) == 0
+    marks = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("   ")
+             and "| " not in line]
+    assert [mark.partition("   ")[0] for mark in marks] == [first, last]
 
 
 @pytest.mark.parametrize("text, steps", [("3 + 4 = 7\nso 8\nor 9", 3), ("3 + 4 = 7\nso 8\n\nor 9", 2)])
