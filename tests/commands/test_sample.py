@@ -31,7 +31,8 @@ def folder(tmp_path_factory):
 def test_a_gguf_answers_and_a_folder_judges(folder, tmp_path, capsys, monkeypatch):
     gguf = write_tiny_gguf(tmp_path / "model.gguf")
     monkeypatch.setattr("sys.stdin", io.StringIO("What is 3 + 4?\n\nAnd 5?\n"))
-    assert sample.main([f"--checkpoint={gguf}", f"--verifier={folder}", "--temperature=1.0", "--use_chat", *SHORT]) == 0
+    assert sample.main([f"--checkpoint={gguf}", f"--verifier={folder}", "--temperature=1.0", "--use_chat",
+                        "--verifier_use_chat", *SHORT]) == 0
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if line.startswith("Question")] == [
         "Question: What is 3 + 4?", "Question: And 5?"]
@@ -149,7 +150,7 @@ def test_a_reward_model_judges_steps_of_plain_text(text, steps, tmp_path, capsys
 
 def test_a_reward_model_judges_what_is_sampled(folder, tmp_path, capsys):
     prm = write_trl_folder(tmp_path / "prm")
-    flags = [f"--checkpoint={folder}", f"--verifier={prm}", "--template=last_letter", "--max_new=24"]
+    flags = [f"--checkpoint={folder}", "--use_chat", f"--verifier={prm}", "--template=last_letter", "--max_new=24"]
     assert sample.main([*flags, "--question=What is 3 + 4?"]) == 0
     assert "The solution has no <step> blocks" in capsys.readouterr().out
 
@@ -171,6 +172,8 @@ def test_mistakes_end_in_one_line(folder, capsys):
         ([f"--checkpoint={folder}", "--template=maths"], "generator.template='maths' is neither"),
         ([f"--checkpoint={folder}", "--max_new=4096"], "--max_new=4096 leaves no room for a prompt"),
         ([f"--checkpoint={folder}", *SHORT[:3], "--max_prompt=4"], "; the limit is 4: shorten it"),
+        ([f"--verifier={folder}", "--use_chat", "--solution=7"], "--use_chat: no --checkpoint is given; --use_chat is"),
+        ([f"--checkpoint={folder}", "--verifier_use_chat"], "--verifier_use_chat: no --verifier is given; --use_chat"),
         ([], "nothing solves the question: name a --checkpoint"),
         (["--solution=7"], "nothing judges --solution: name a --verifier"),
         ([f"--verifier={folder}", "--solution= "], "--solution is empty: give a solution"),
