@@ -197,7 +197,8 @@ def test_an_edited_template_is_another_prompt(tmp_path):
 
 @pytest.mark.parametrize("flags, asked", [
     ([], (F, F)), (["--use_chat"], (T, T)), (["--use_chat", "--verifier=c/d"], (T, F)),
-    (["--verifier_use_chat", "--verifier=c/d"], (F, T)), (["--use_chat", "--verifier_use_chat", "--verifier=c/d"], (T, T)),
+    (["--verifier_use_chat", "--verifier=c/d"], (F, T)),
+    (["--use_chat", "--verifier_use_chat", "--verifier=c/d"], (T, T)),
 ])
 def test_a_chat_template_is_asked_of_one_model(flags, asked, tmp_path):
     """An evaluation of one model, or of two without one, goes on from before each had a flag."""
