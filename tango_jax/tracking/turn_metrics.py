@@ -111,4 +111,7 @@ def tokens_scored(metrics: Mapping[str, Any]) -> float:
 
 
 def sampled_per_second(metrics: dict[str, float], timing: dict[str, float]) -> float:
-    return tokens_sampled(metrics) / sum(timing.get(name, 0.0) for name in ("time/sample_s", "time/verify_s"))
+    """Of the time of sampling; what a verifier takes that does not write is none."""
+    phases = ("sample",) if tokens_scored(metrics) else ("sample", "verify")
+    seconds = sum(timing.get(f"time/{phase}_s", 0.0) for phase in phases)
+    return tokens_sampled(metrics) / seconds if seconds else 0.0
