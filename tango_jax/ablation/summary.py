@@ -35,8 +35,9 @@ where arms are compared; with one start they say nothing about other starts. Wit
 round brackets hold the value of each run. Where one policy has both roles, the warm-up trains it, too: its tokens
 include the warm-up, and its curves and steps begin after it. Tokens are those sampled. A verifier that does not write
 (the scored arms, a process reward model) samples none: compare it by the CSV's columns `scored_tokens` and `flops`.
-Step F1 on live solutions is of the judgements that give the generator its step rewards. They are sampled; but scored
-arms draw their marks only where rl.verifications_per_solution is above 1, and a process reward model draws none."""
+Step F1 on live solutions is of the judgements in the generator's turns, of several of a solution the first. In arms
+with step rewards they give these. They are sampled; but scored arms draw their marks only where
+rl.verifications_per_solution is above 1, and a process reward model draws none."""
 
 
 def summarize(rows: Sequence[Evaluation]) -> str:
