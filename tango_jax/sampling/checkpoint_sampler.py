@@ -15,7 +15,7 @@ from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.sampler import Sampler, SampleRequest, make_sampler
 from tango_jax.sharding.layouts import param_shardings
 from tango_jax.sharding.placement import Placement, check_model, make_placement
-from tango_jax.text.templates import FIRST_ERROR, PRM_TEMPLATES, check_template, load_template
+from tango_jax.text.templates import PRM_TEMPLATES, asks_to_stop, check_template, load_template
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.prompting import Prompting
@@ -51,7 +51,7 @@ class CheckpointSampler:
     min_steps: int
     rows: int = 1
     placement: Placement | None = None  # None: the default device alone
-    stops: bool = False  # a verifier ends its judgements at the first INCORRECT
+    stops: bool = False  # a verifier that writes ends its judgements at the first INCORRECT
     reads_marks: bool = False  # a verifier writes nothing: its marks are read in one pass (text/mark_rows.py)
 
     @property
@@ -144,7 +144,7 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
         min_steps=own.min_steps if own else MIN_STEPS,
         rows=settings.rows,
         placement=placement,
-        stops=settings.template == FIRST_ERROR or (own is not None and own.stop_at_first_error),
+        stops=not score_head and asks_to_stop(named, own is not None and own.stop_at_first_error),
     )
 
 
