@@ -38,8 +38,9 @@ round brackets hold the value of each run. Where one policy has both roles, the 
 include the warm-up, and its curves and steps begin after it. Tokens are those sampled. A verifier that does not write
 (the scored arms, a process reward model) samples none: compare it by TFLOPs, in 10^12 FLOPs of what both roles
 sampled, read and were updated with (tango_jax/tracking/turn_flops.py); tables of earlier versions have none.
-Step F1 on live solutions is of the judgements that give the generator its step rewards. They are sampled; but scored
-arms draw their marks only where rl.verifications_per_solution is above 1, and a process reward model draws none."""
+Step F1 on live solutions is of the judgements in the generator's turns, of several of a solution the first. In arms
+with step rewards they give these. They are sampled; but scored arms draw their marks only where
+rl.verifications_per_solution is above 1, and a process reward model draws none."""
 
 
 def summarize(rows: Sequence[Evaluation]) -> str:

@@ -11,7 +11,7 @@ from tango_jax.method.own_arm import arm_name, arm_or_none, check_fixed, load_ar
 from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.packing import pack_shape
 from tango_jax.runtime.checks import Mistakes, local_path
-from tango_jax.text.templates import FIRST_ERROR, load_template
+from tango_jax.text.templates import FIRST_ERROR, asks_to_stop, load_template
 from tango_jax.tracking.evaluations import read_tables
 from tango_jax.tracking.loggers import check_installed
 from tango_jax.weights.peft_folder import check_lora_config
@@ -174,7 +174,7 @@ def _check_stop(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
     stops = config.stop_at_first_error
     mistakes.require(role == "verifier" or not stops,
                      f"{role}.stop_at_first_error=True: only the verifier judges steps; set it to False")
-    asks = {"math": False, FIRST_ERROR: True}.get(config.template, stops)
+    asks = asks_to_stop(config.template, stops)
     mistakes.require(
         role != "verifier" or asks == stops, f"verifier.stop_at_first_error={stops}, and verifier.template="
         f"{config.template} asks {'to stop at the first error' if asks else 'to judge all steps'}: set "

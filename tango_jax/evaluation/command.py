@@ -39,6 +39,7 @@ from tango_jax.sampling.checkpoint_sampler import (
     CheckpointSamplerSettings,
     open_checkpoint_sampler,
     template_of,
+    uses_chat,
 )
 from tango_jax.tasks.own_grader import load_grader, try_grader
 from tango_jax.text.templates import generator_prompt, load_template, verifier_prompt
@@ -87,7 +88,8 @@ class Settings:
     verifier_max_prompt: int = _tokens("the verifier", VERIFIER_TOKENS)
     verifier_max_new: int = _tokens("a response", VERIFIER_TOKENS)
     verifier_template: str | None = _option(None, "name or file (default: math, or as in the run)")
-    use_chat: bool = _option(False, "prompts in the checkpoint's chat template (default: as in the run)")
+    use_chat: bool = _option(False, "prompts of --checkpoint in its chat template (default: as in the run)")
+    verifier_use_chat: bool = _option(False, "the same for --verifier")
     dtype: str = _option("float32", "default: %(default)s", choices=("float32", "bfloat16"))
     seed: int = _option(0, "of the problems drawn and of the sampling; default: 0", SEED)
     shard: int = _option(64, "problems done at once; an interruption costs up to one shard", COUNT)
@@ -106,8 +108,9 @@ class Settings:
     def sampler(self, role: str) -> CheckpointSamplerSettings:
         prefix, tokens = {"generator": ("", 2048), "verifier": ("verifier_", VERIFIER_TOKENS)}[role]
         own = {name: getattr(self, f"{prefix}{name}") for name in ("template", "max_prompt", "max_new")}
-        shared = {name: getattr(self, name) for name in ("use_chat", "dtype", "rows", "decode_tensor")}
-        return CheckpointSamplerSettings(**own, **shared, default_tokens=tokens, max_new_flag=f"{prefix}max_new")
+        shared = {name: getattr(self, name) for name in ("dtype", "rows", "decode_tensor")}
+        return CheckpointSamplerSettings(**own, **shared, use_chat=uses_chat(self, role), default_tokens=tokens,
+                                         max_new_flag=f"{prefix}max_new")
 
 
 def parse_settings(doc: str, argv: Sequence[str] | None) -> Settings:
@@ -133,6 +136,7 @@ def check(settings: Settings) -> None:
     for flag, is_set in ((f"--votes={settings.votes}", settings.votes > 1), ("--scored", settings.scored)):
         require(not is_set or "verifier" in models_of(settings), f"{flag} is of a verifier, and no solution is judged: "
                 f"name a --verifier, or leave {flag.partition('=')[0]} out")
+    uses_chat(settings, "verifier")
 
 
 def models_of(settings: Settings) -> dict[str, str]:
@@ -353,8 +357,11 @@ def _compare(path: Path, new: dict) -> None:
 def _comparable(settings: Settings) -> dict:
     fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in MAY_CHANGE}
     fields["sets"] = list(settings.sets)
-    if not settings.scored:  # evaluations begun before there was a choice go on
+    # Evaluations begun before there was a choice go on. One --use_chat was of both models then.
+    if not settings.scored:
         del fields["scored"]
+    if not settings.verifier_use_chat and not (settings.verifier and settings.use_chat):
+        del fields["verifier_use_chat"]
     # Longer training, other weights in the same place or an edited template make another model.
     for role, name in models_of(settings).items():
         step, fields[f"{role}_weights_digest"] = identify_weights(name, role)

@@ -34,12 +34,13 @@ class Cost(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Means of a set."""
+    """Means of a set, over the problems that were asked."""
 
     prompt: Cost  # of a problem
     sample: Cost
     verification: Cost | None  # of a sample; None: nothing is written
     scored: Cost | None  # of a sample, read in one pass; None: nothing is judged
+    samples: int = 0  # that the means are over
 
     def of(self, rule: str, k: int) -> Cost:
         """Of a problem, by a rule of voting.py."""
@@ -61,28 +62,29 @@ def costs_of(
     basis: CostBasis, sampled: Sequence[SolvedRow], by_claim: Mapping[tuple[int, int], Sequence[JudgedRow]]
 ) -> Costs:
     """`sampled`: all samples of a set; `by_claim`: the votes of each (number, sample), or none. Problems whose prompt
-    is too long cost nothing."""
+    is too long have no samples; where that is so for all, everything costs nothing."""
     asked = [row for row in sampled if not row.is_too_long]
     prompts = [basis.prompt_tokens[number] for number in dict.fromkeys(row.number for row in asked)]
-    count, problems = len(sampled), len({row.number for row in sampled})
+    count, problems = max(len(asked), 1), max(len(prompts), 1)
     written = writing([basis.prompt_tokens[row.number] for row in asked], [row.num_tokens for row in asked])
     prompt = Cost(0.0, forward_flops(basis.generator, reading(prompts)) / problems)
     sample = Cost(written.tokens / count, forward_flops(basis.generator, written) / count)
     if not by_claim:
-        return Costs(prompt, sample, None, None)
-    votes = [by_claim[row.number, row.sample] for row in sampled]
-    scored = Cost(0.0, forward_flops(basis.verifier, _scored(basis.verifier, sampled, votes)) / count)
+        return Costs(prompt, sample, None, None, len(asked))
+    votes = [by_claim[row.number, row.sample] for row in asked]
+    scored = Cost(0.0, forward_flops(basis.verifier, _scored(basis.verifier, asked, votes)) / count)
     if not basis.is_written:
-        return Costs(prompt, sample, None, scored)
+        return Costs(prompt, sample, None, scored, len(asked))
     every = [vote for of_one in votes for vote in of_one]
     written = writing([vote.num_prompt for vote in every], [vote.num_tokens for vote in every])
     work = reading([of_one[0].num_prompt for of_one in votes]).plus(written)
-    return Costs(prompt, sample, Cost(written.tokens / count, forward_flops(basis.verifier, work) / count), scored)
+    return Costs(prompt, sample, Cost(written.tokens / count, forward_flops(basis.verifier, work) / count), scored,
+                 len(asked))
 
 
-def _scored(verifier: ModelConfig, sampled: Sequence[SolvedRow], votes: Sequence[Sequence[JudgedRow]]) -> Work:
+def _scored(verifier: ModelConfig, asked: Sequence[SolvedRow], votes: Sequence[Sequence[JudgedRow]]) -> Work:
     """Of the passes that read steps. A process reward model's head runs on all tokens, else the logits of the marks are
     needed."""
     lengths = [of_one[0].num_scored for of_one in votes]
-    marks = sum(row.num_steps for row, length in zip(sampled, lengths, strict=True) if length)
+    marks = sum(row.num_steps for row, length in zip(asked, lengths, strict=True) if length)
     return reading(lengths, sum(lengths) if verifier.score_head else marks)

@@ -129,7 +129,8 @@ def open_verifier(name: str, settings: CheckpointSamplerSettings, is_scored: boo
     if sampler.source.model_config.score_head:
         return sampler
     arm = arm_or_none(read_config(Path(name).expanduser())) if kind_of(name) == "workdir" else None
-    return dataclasses.replace(sampler, reads_marks=is_scored or (arm is not None and arm.is_scored))
+    reads_marks = is_scored or (arm is not None and arm.is_scored)
+    return dataclasses.replace(sampler, reads_marks=reads_marks, stops=sampler.stops and not reads_marks)
 
 
 def read_claim(row: Row, settings: JudgeSettings, sampler: CheckpointSampler) -> Claim:

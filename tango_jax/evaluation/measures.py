@@ -81,9 +81,9 @@ def solve_result(
     if sampled:
         costs = costs_of(basis, sampled, by_claim)
         metrics += _selection(solve_set.name, ballots_of(sampled, by_claim, basis.is_written), costs)
-        metrics += [_without_interval(solve_set.name, f"{name}_{measure}", len(sampled), getattr(cost, measure))
-                    for name, cost in costs._asdict().items() if cost for measure in Cost._fields
-                    if measure == "flops" or cost.tokens]
+        metrics += [_without_interval(solve_set.name, f"{name}_{measure}", costs.samples, getattr(cost, measure))
+                    for name in ("prompt", "sample", "verification", "scored") if (cost := getattr(costs, name))
+                    for measure in Cost._fields if measure == "flops" or cost.tokens]
     # Figures of responses are of problems that were asked.
     described = [row for row in greedy or sampled if not row.is_too_long] or greedy or sampled
     solutions = [claim.solution for claim in claims_of(solve_set, described)]
@@ -96,8 +96,10 @@ def solve_result(
     if judged:
         votes = [by_claim[row.number, row.sample] for row in described]
         metrics += _verifier(solve_set.name, [row.number for row in described], solutions, votes)
+    solved = {(row.number, row.sample) for row in rows if not row.is_too_long}
+    notes = _solve_notes(rows) + _judge_notes([row for row in judged if (row.number, row.sample) in solved])
     return SetResult(solve_set.name, solve_set.source, "generator", count, solve_set.is_whole, tuple(metrics), draws_J,
-                     _solve_notes(rows) + _judge_notes(judged), grader_name(solve_set))
+                     notes, grader_name(solve_set))
 
 
 def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
@@ -266,7 +268,12 @@ def _solve_notes(rows: Sequence[SolvedRow]) -> tuple[str, ...]:
 
 def _judge_notes(judged: Sequence[JudgedRow]) -> tuple[str, ...]:
     told = {"is_shortened": "verifications of a solution that was shortened to fit",
-            "is_too_long": "solutions were not judged, and count as INVALID: there is none, or its problem is too long",
             "is_truncated": "verifications were cut off at the length limit"}
     counts = {name: sum(getattr(row, name) for row in judged) for name in told}
-    return tuple(f"{count} of {len(judged)} {told[name]}" for name, count in counts.items() if count)
+    claims = {(row.number, row.sample): row.is_too_long for row in judged}
+    unjudged = sum(claims.values())
+    notes = [f"{count} of {len(judged)} {told[name]}" for name, count in counts.items() if count]
+    if unjudged:
+        notes.append(f"{unjudged} of {len(claims)} solutions were not judged, and count as INVALID: their problem is "
+                     "too long for the verifier")
+    return tuple(notes)

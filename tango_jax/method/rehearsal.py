@@ -118,7 +118,8 @@ def _run(
     t = Turn(config, task, Place(0, role, phase, 0), Memory(), algorithm, work, own_rewards, own=own)
     lesson = turn_fn(t)
     adv_BT = advantages_of(lesson, role, config)
-    names = [*t.metrics, *lesson.reward.metrics, *lesson.metrics, *{name for one in t.sampled for name in one.metrics}]
+    of_responses = {name: None for one in t.everything() for name in one.metrics}
+    names = [*t.metrics, *lesson.reward.metrics, *lesson.metrics, *of_responses]
     twice = sorted({name for name in names if names.count(name) > 1})
     require(not twice, f"two parts of a turn have metrics named {' and '.join(twice)}: rename those that the "
             "turn returns")

@@ -226,7 +226,6 @@ class Turn:
             self._numbers = numbers.copy()  # each batch makes the same calls, numbered after those before
             problems = self._draw(stream, site, len(batches))
             responses, reward = reward_fn(self, sample_fn(problems))
-            self.wait_for_grades()  # their failures are in the metrics of the calls, which are combined below
             signal_P = self.algorithm.has_signal_P(reward.reward_B, responses)
             batches.append(Batch.of(problems, self.sampled, responses, reward, signal_P))
         chosen, metrics = chosen_batch(batches, self.role)

@@ -50,7 +50,8 @@ class Evaluation(NamedTuple):
     groups_without_signal: float | None = None
     alpha: float | None = None  # weight of the step rewards
     steps_mean: float | None = None  # steps of a sampled solution
-    # Approved share of all steps, by their marks; None if only some are judged, or rewards are probabilities.
+    # Approved share of the steps of aligned verifications, by their marks; None if these leave steps or solutions out,
+    # or rewards are probabilities.
     steps_approved: float | None = None
     verifier_live_accept_gap: float | None = None  # tracking/scores.py, aligned verifications; None in the warm-up
     verifier_first_error_f1: float | None = None  # of the evaluation, as verifier_step_f1

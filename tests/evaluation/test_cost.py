@@ -67,25 +67,26 @@ def rows():
 
 
 def test_costs_by_hand(rows):
-    """Prompts of 3 and 2 tokens, read once; all are means over six samples, or three problems."""
+    """Prompts of 3 and 2 tokens, read once; all are means over the four samples, or two problems, that were
+    asked."""
     found = costs_of(CostBasis({0: 3, 1: 2, 2: 99}, MODEL, MODEL), *rows)
-    assert found.prompt == pytest.approx((0, (5 * TOKEN + (6 + 3) * PAIR) / 3))
+    assert found.prompt == pytest.approx((0, (5 * TOKEN + (6 + 3) * PAIR) / 2))
     # Each token attends to the prompt and all before it: 2 x 3 + 3, and 4 x 2 + 10.
-    assert found.sample == pytest.approx((8 / 6, (8 * TOKEN + (9 + 9 + 18) * PAIR + 8 * HEAD) / 6))
+    assert found.sample == pytest.approx((8 / 4, (8 * TOKEN + (9 + 9 + 18) * PAIR + 8 * HEAD) / 4))
     # Four prompts are read once for two votes of 1 and 3 tokens: 4 x 5 + 1 + 6, 4 x 6 + 7, 4 x 4 + 7.
     pairs = (15 + 15 + 21 + 10) + (27 + 27 + 31 + 23)
-    assert found.verification == pytest.approx((16 / 6, ((20 + 16) * TOKEN + pairs * PAIR + 16 * HEAD) / 6))
+    assert found.verification == pytest.approx((16 / 4, ((20 + 16) * TOKEN + pairs * PAIR + 16 * HEAD) / 4))
     # Read: 7, 7 and 9 tokens with 1, 1 and 3 marks.
-    assert found.scored == pytest.approx((0, (23 * TOKEN + (28 + 28 + 45) * PAIR + 5 * HEAD) / 6))
+    assert found.scored == pytest.approx((0, (23 * TOKEN + (28 + 28 + 45) * PAIR + 5 * HEAD) / 4))
     alone = costs_of(CostBasis({0: 3, 1: 2}, MODEL, None), rows[0], {})
-    assert alone == (found.prompt, found.sample, None, None)
+    assert alone == (found.prompt, found.sample, None, None, 4)
 
 
 def test_a_reward_model_has_classes_for_all_that_it_reads(rows):
     prm = dataclasses.replace(MODEL, score_head="linear")
     found = costs_of(CostBasis({0: 3, 1: 2}, MODEL, prm, is_written=False), *rows)
     assert found.verification is None
-    assert found.scored.flops == pytest.approx((23 * TOKEN + 101 * PAIR + 23 * 2 * 4 * 2) / 6)
+    assert found.scored.flops == pytest.approx((23 * TOKEN + 101 * PAIR + 23 * 2 * 4 * 2) / 4)
 
 
 COSTS = Costs(Cost(0, 10), Cost(5, 4), Cost(7, 6), Cost(0, 3))

@@ -74,9 +74,10 @@ def test_the_first_error_is_the_first_step_below_one_half(write, tmp_path, capsy
 
 
 def test_a_reward_model_ranks_what_another_model_solves(folder, tmp_path):
+    """Which is asked in its chat template: the reward model has all turns in its own."""
     solver = write_tiny_folder(tmp_path / "solver")
     flags = [f"--checkpoint={solver}", f"--verifier={folder}", f"--sets=gsm8k:{ROWS / 'gsm8k.jsonl'}", "--samples=2",
-             "--template=last_letter", "--max_new=8", "--max_prompt=250", "--rows=2", "--problems=3"]
+             "--template=last_letter", "--use_chat", "--max_new=8", "--max_prompt=250", "--rows=2", "--problems=3"]
     main([*flags, f"--out={tmp_path / 'out'}"])
     rows = [json.loads(line) for line in (tmp_path / "out/rows/gsm8k.jsonl").read_text().splitlines()]
     assert len(rows) == 9 and all(row["verifications"][0]["verdict"] == "INVALID" for row in rows)  # no step blocks
