@@ -134,14 +134,14 @@ def _start_of(role: str, config: ConfigDict, start: Mapping[str, str]) -> str:
 
 
 def adapters_are_trained(settings: Mapping[str, Any]) -> bool:
-    """Before reinforcement learning. Fresh adapters count by their base alone: B is 0, and the random A differs between
-    one policy and two. After a stage 1 of all parameters they are fresh, too."""
+    """Before reinforcement learning, as a fork's are. Fresh adapters count by their base alone: B is 0, and the random
+    A differs between one policy and two. After a stage 1 of all parameters they are fresh, too."""
     def is_trained(role: str) -> bool:
         steps, init_from, is_full = (settings.get(f"{role}.{key}") for key in ("sft.steps", "init_from", "sft.full"))
         has_stage_one = (steps or init_from) and not (steps and is_full)
         return bool(has_stage_one) or settings.get(f"{role}.adapter", "") not in ("", "generator")
 
-    return any(map(is_trained, ROLES))
+    return bool(settings.get("fork_of")) or any(map(is_trained, ROLES))
 
 
 def _selects(turn: Mapping) -> bool:

@@ -78,8 +78,7 @@ def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
     further = {role: [prompt.name for prompt in method.further_prompts(role) if is_taught] for role in ROLES}
     arm = stored_arm(config.arm) | {"further_prompts": further}
     fork = hosts.from_first(_fork(config, workdir))
-    weights = _weights(config) | ({"fork_of": fork["digest"]} if fork else {})
-    provenance = Provenance(process_facts(), files, weights, arm, fork)
+    provenance = Provenance(process_facts(), files, _weights(config), arm, fork)
     if hosts.is_first() and _is_begun(workdir) and (stored := read_provenance(workdir)):
         last, now = stored["attempts"][-1], provenance.facts
         if changed := [key for key in _TOLD if key in last and last[key] != now[key]]:
