@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -47,18 +48,18 @@ def peek(checkpointer: Checkpointer, policies: dict[str, Policy]) -> Restored | 
 
 def start_or_resume(
     policies: dict[str, Policy], start_params: dict, newest: Restored | None, fingerprints: dict[str, str],
-    checkpointer: Checkpointer, config: ConfigDict, fork_turn: int | None = None,
+    checkpointer: Checkpointer, config: ConfigDict, fork: Mapping[str, Any] | None = None,
 ) -> RunState:
-    """The newest checkpoint, or that of the run that is forked after `fork_turn`, or train states initialised from
-    `start_params`, which is emptied, so that devices do not hold it twice. Raises ValueError: the checkpoint has a
-    different start or model."""
+    """The newest checkpoint, or that of the run that is forked (`fork`, as in provenance.json), or train states
+    initialised from `start_params`, which is emptied, so that devices do not hold it twice. Raises ValueError: the
+    checkpoint has a different start or model."""
     bases = {role: split(weights)[1] for role, weights in start_params.items()}
-    if newest is not None or fork_turn is not None:
+    if newest is not None or fork:
         start_params.clear()  # before the states are read
     restored = checkpointer.restore(abstract_states(policies))
     check_start(restored, fingerprints, config)
-    if is_new_fork := restored is None and fork_turn is not None:
-        restored = read_fork(config, fork_turn, abstract_states(policies), fingerprints)
+    if is_new_fork := restored is None and bool(fork):
+        restored = read_fork(config, fork, abstract_states(policies), fingerprints)
     if restored is None:
         states = {role: policies[role].offloaded(policies[role].restart(start_params.pop(role)))
                   for role in saved_roles(policies)}

@@ -115,7 +115,7 @@ def run_stages(
     return_freed_memory()
     with is_set_up():
         start = start_or_resume(policies, start_params, newest, fingerprints, checkpointer, config,
-                                provenance.fork and provenance.fork["turn"])
+                                provenance.fork)
         compile_transfers(context, start.states)
     if start.memory.turn:
         console.log(f"resumed after turn {start.memory.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")

@@ -20,6 +20,7 @@ from tango_jax.export import export
 from tango_jax.loop import run
 from tango_jax.loop.fork import check_fork, read_fork
 from tango_jax.loop.resume import abstract_states, check_start, peek, save, start_or_resume
+from tango_jax.method.trust import Evidence
 from tango_jax.records import Memory
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import MANIFEST, Checkpointer, CheckpointError, read_state, sampled_digest
@@ -27,11 +28,12 @@ from tango_jax.runtime.console import Console
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tracking.evaluations import Sources, evaluations_of
 from tango_jax.tracking.learning_curve import Curve, differing
-from tango_jax.tracking.provenance import read_provenance
+from tango_jax.tracking.provenance import begin, read_provenance
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.tracking.run_config import save_config
 
 SILENT = Console(enabled=False)
+SAME = {"is_task": True, "is_arm": True}  # of the run that is forked
 SETTINGS = [f"{role}.{setting}" for role in ROLES for setting in (
     "mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()", "max_response=48", "model.num_layers=1", "sft.steps=2")]
 SETTINGS += ["eval.pool=2", "eval.problems=2", "rollouts.every=1", "rl.warmup_steps=1", "rl.generator_steps=2"]
@@ -95,7 +97,7 @@ def test_a_fork_goes_on_with_the_weights_moments_and_problems(source, policies, 
 
     digest = sampled_digest([source / f"checkpoints/3/{MANIFEST}"])
     stored = read_provenance(tmp_path / "fork")
-    assert stored["fork"] == {"run": str(source), "turn": 3, "digest": digest}
+    assert stored["fork"] == {"run": str(source), "turn": 3, "digest": digest} | SAME
     start, before = starts_of(tmp_path / "fork"), starts_of(source)
     assert [start[role] for role in ROLES] == [tree_fingerprint(theirs.state[role].params) for role in ROLES]
     assert all(start[f"{role}_reference"] == before[role] != start[role] for role in ROLES)
@@ -127,14 +129,15 @@ def test_a_fork_begins_with_other_weights_than_its_stage_one(config, policies, t
         fork = config.copy_and_resolve_references()
         fork.fork_of = str(tmp_path / name)
         with Checkpointer(tmp_path / f"fork_of_{name}") as checkpointer:
-            starts[name] = start_or_resume(policies, dict(stage_one), None, loaded, checkpointer, fork, 4)
+            facts = SAME | {"turn": 4}
+            starts[name] = start_or_resume(policies, dict(stage_one), None, loaded, checkpointer, fork, facts)
             save(checkpointer, starts[name], policies)
         resumed = peek(Checkpointer(tmp_path / f"fork_of_{name}"), policies)
         check_start(resumed, loaded, fork)
         with pytest.raises(ValueError, match="the stage 1 of the verifier has changed since the checkpoint of turn 0"):
             check_start(resumed, loaded | {"verifier": "x"}, fork)
         again = start_or_resume(policies, dict(stage_one), resumed, loaded, Checkpointer(tmp_path / f"fork_of_{name}"),
-                                fork, 4)
+                                fork, facts)
         assert again.fingerprints == starts[name].fingerprints
 
     row = {"step": 0, "phase": "eval", "generator_step": 0, "generator/accuracy": 0.5}
@@ -159,9 +162,35 @@ def test_adapters_of_one_policy_go_on_upon_their_base(tmp_path):
     for ours, other in zip(jax.tree.leaves(begun.state), jax.tree.leaves(theirs.state), strict=True):
         assert np.array_equal(ours, other)
     with pytest.raises(ValueError, match=r"its adapters were trained on other weights .* \(generator_base\): name"):
-        read_fork(fork, theirs.step, abstract_states(policies), {"generator_base": "another", "problems": ""})
-    begun = read_fork(fork, theirs.step, abstract_states(policies), {"problems": "others"})
-    assert begun.meta["cursors"] == {} != theirs.meta["cursors"]
+        read_fork(fork, SAME | {"turn": theirs.step}, abstract_states(policies), {"generator_base": "another"})
+
+
+def test_statistics_of_other_problems_or_another_arm_stay_behind(config, policies, tmp_path):
+    """A synthetic task has no file: its settings say which problems it makes. Arms of one name may be two by a file."""
+    arms = {name: tmp_path / name / "own.py" for name in "ab"}
+    for name, path in arms.items():
+        path.parent.mkdir()
+        path.write_text(f"from tango_jax.method.arms import ARMS\nmine = ARMS['tango']  # {name}\n")
+    config = load_config(str(CONFIGS / "tiny.py"), [*SETTINGS, f"arm={arms['a']}:mine"])
+    begin(config, tmp_path / "run", SILENT).keep(tmp_path / "run")
+    save_config(config, tmp_path / "run/config.json")
+    stage_one = {role: policies[role].init(np.zeros(2, np.uint32)).params for role in ROLES}
+    memory = Memory(4, {"train": 8}, (1.0, 2.0), (3.0,) * len(Evidence()), {"4": (1.0, 2.0)}, {"mine": 5.0})
+    now = dict.fromkeys((*ROLES, "problems", "templates"), "")
+    with Checkpointer(tmp_path / "run/checkpoints") as checkpointer:
+        start = start_or_resume(policies, stage_one, None, now, checkpointer, config)
+        save(checkpointer, dataclasses.replace(start, memory=memory), policies)
+
+    def kept(*overrides: str, problems: str = "") -> Memory:
+        fork = load_config(str(CONFIGS / "tiny.py"), [*SETTINGS, f"arm={arms['a']}:mine", *overrides])
+        fork.fork_of = str(tmp_path / "run")
+        facts = begin(fork, tmp_path / "fork", SILENT).fork
+        return Memory.restored(read_fork(fork, facts, abstract_states(policies), now | {"problems": problems}).meta)
+
+    place = Memory(cursors=memory.cursors, passes=memory.passes)
+    assert kept() == kept("generator.optimizer.lr=1e-5", "seed=3") == memory.replace(turn=0)
+    assert kept("arm=grpo") == kept(f"arm={arms['b']}:mine") == place
+    assert kept(problems="others") == kept("task.rl_words=(3,3)") == kept("task.data_seed=9") == Memory()
 
 
 @pytest.mark.parametrize("overrides, message", [
