@@ -161,8 +161,8 @@ def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked
         params_fn = functools.cache(functools.partial(_imitate, pupil, number, kept))
         after = _plain_share(pupil, number, params_fn)
         rounds.append(row | {"plain_share": after})
-        console.log(f"{said}; after imitating them, {_percent(after)} of {_looked_at(pupil)} samples with the plain "
-                    f"prompt are well formed (before: {_percent(share)})")
+        console.log(f"{said}; after a stage 1 on these, {_percent(after)} of {_looked_at(pupil)} samples with the "
+                    f"plain prompt are well formed (before: {_percent(share)})")
         if number > 1 and after <= share:
             console.log(f"the {pupil.role} starts from round {result}, as round {number} was no better")
             break
@@ -188,7 +188,7 @@ def _imitate(pupil: Pupil, number: int, kept: list[TaggedRow]) -> Any:
     """The parameters after imitating these rows, trained or read."""
     lines = "".join(json.dumps(as_fields(row), ensure_ascii=False) + "\n" for row in kept)
     hosts.in_first(lambda: write_atomically(pupil.home / f"kept_{number}.jsonl", lines))
-    title = f"Stage 1: the {pupil.role} imitates {len(kept)} of its own samples (round {number})"
+    title = f"Stage 1: the {pupil.role} imitates its own samples (round {number})"
     return pupil.imitate_fn(_task_of(pupil, kept), pupil.home / f"round_{number}", title)
 
 
