@@ -15,20 +15,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_options
 from tango_jax.config import ROLES
+from tango_jax.loop.init_from import UNTRAINED, sft_directory
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import newest_verified, peek_meta
 from tango_jax.runtime.checks import cut, folder_to_write, local_path, require
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.model_text import on_one_line
+from tango_jax.runtime.stored_arrays import read_stored
 from tango_jax.tasks.registry import example_solution
 from tango_jax.text.templates import load_template, templates_digest
 from tango_jax.text.tokenizer import Tokenizer, is_readable
-from tango_jax.tracking.metrics import TURN_PHASES, VERIFIER_TURNS, read_metrics
+from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import read_provenance
 from tango_jax.tracking.run_config import check_same_settings
 from tango_jax.weights.hf_layout import TEXT_PARTS
@@ -47,6 +50,8 @@ from tango_jax.weights.workdir import (
     start_source,
 )
 
+_COUNT = jax.ShapeDtypeStruct((), jnp.int32)
+
 
 def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_best: bool = False) -> Path:
     """Write the folder and return its path. `dtype`: storage dtype; None keeps the weights bit by bit. Raises
@@ -60,13 +65,10 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
     is_stage_one, step = len(part) == 1, newest_verified(directory, part=part) if only is None else only
     arm, metrics = read_provenance(workdir).get("arm") or {}, directory.parent / "metrics.jsonl"
     rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
-    # A checkpoint holds both roles, whatever was trained.
-    phases = TURN_PHASES if has_one_policy(workdir) else {"generator": ("generator",), "verifier": VERIFIER_TURNS}[role]
-    tells = bool(rows) and not settings.fork_of  # a fork has no rows of the turns before it
-    is_trained = any(row["phase"] in phases for row in rows) if tells else not arm or role in arm["turns"]
-    own = settings[role]
-    stage = ("after reinforcement learning" if is_trained and not is_stage_one
-             else "after stage 1 (SFT)" if is_stage_one or own.sft.steps or own.init_from else "not trained by it")
+    # A checkpoint holds both roles, whatever was trained. Those of a fork count the updates before it as well.
+    updates = 0 if is_stage_one else int(read_stored(directory / str(step), f"{part[0]}/step", _COUNT))
+    stage = ("after reinforcement learning" if updates else "after stage 1 (SFT)" if had_stage_one(workdir, role)
+             else "not trained by it")
     roles = sorted(ROLES if has_one_policy(workdir) else [role], key=lambda name: name != role)
     promptings = [prompting_of(settings, name, peek_meta(directory).meta) for name in roles]
     promptings = [] if None in promptings else promptings
@@ -97,6 +99,20 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
             promptings=promptings,
             dtype=dtype,
         )
+
+
+def had_stage_one(workdir: Path, role: str) -> bool:
+    """Whether a stage 1 trained the weights with which the role's reinforcement learning begins."""
+    settings, is_one = read_config(workdir), has_one_policy(workdir)
+
+    def is_trained(name: str) -> bool:
+        own = settings[name]
+        found = peek_meta(sft_directory(own.init_from or workdir, name) / "checkpoints")
+        return not found.meta.get(UNTRAINED) if found else bool(own.sft.steps or own.init_from)
+
+    own = settings[role].sft
+    roles = ROLES if is_one or (role == "verifier" and own.steps and own.start == "generator") else (role,)
+    return any(map(is_trained, roles))
 
 
 def export_adapter(workdir: Path, role: str, out: Path, is_best: bool = False) -> Path:
@@ -149,7 +165,7 @@ def example_of(settings: ConfigDict, tokenizer: Tokenizer) -> Example:
 
 
 def moment(step: int, is_stage_one: bool) -> str:
-    if is_stage_one:
+    if is_stage_one and step:
         return f"after step {step} of stage 1"
     return f"after turn {step}" if step else "before the first turn"
 
