@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from tango_jax.cli.arguments import Parser
@@ -23,16 +24,18 @@ from tango_jax.cli.command_line import load_options
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import resolve
 from tango_jax.data.rows import hub_repo
+from tango_jax.loop.init_from import UNTRAINED, sft_directory
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import cut, folder_to_write, local_path, require
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.runtime.sealed import newest_verified
+from tango_jax.runtime.stored_arrays import read_stored
 from tango_jax.tasks.registry import example_solution
 from tango_jax.text.templates import load_template, templates_digest
 from tango_jax.text.tokenizer import Tokenizer, is_readable
-from tango_jax.tracking.metrics import TURN_PHASES, VERIFIER_TURNS, read_metrics
+from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import read_provenance
 from tango_jax.tracking.run_config import check_same_settings
 from tango_jax.weights.hf_layout import TEXT_PARTS
@@ -54,6 +57,7 @@ from tango_jax.weights.workdir import (
 )
 
 STAGE_ONE = {"gsm8k": "their worked answers", "self": "the model's own samples that are right"}  # task.stage_one
+_COUNT = jax.ShapeDtypeStruct((), jnp.int32)
 
 
 def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_best: bool = False) -> Path:
@@ -78,6 +82,20 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
             promptings=promptings,
             dtype=dtype,
         )
+
+
+def had_stage_one(workdir: Path, role: str) -> bool:
+    """Whether a stage 1 trained the weights with which the role's reinforcement learning begins."""
+    settings, is_one = read_config(workdir), has_one_policy(workdir)
+
+    def is_trained(name: str) -> bool:
+        own = settings[name]
+        found = peek_meta(sft_directory(own.init_from or workdir, name) / "checkpoints")
+        return not found.meta.get(UNTRAINED) if found else bool(own.sft.steps or own.init_from)
+
+    own = settings[role].sft
+    roles = ROLES if is_one or (role == "verifier" and own.steps and own.start == "generator") else (role,)
+    return any(map(is_trained, roles))
 
 
 def export_adapter(workdir: Path, role: str, out: Path, is_best: bool = False) -> Path:
@@ -112,13 +130,10 @@ def card_of(
     stored, metrics = read_provenance(workdir), directory.parent / "metrics.jsonl"
     arm = stored.get("arm") or {}
     rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
-    # A checkpoint holds both roles, whatever was trained.
-    phases = TURN_PHASES if has_one_policy(workdir) else {"generator": ("generator",), "verifier": VERIFIER_TURNS}[role]
-    tells = bool(rows) and not settings.fork_of  # a fork has no rows of the turns before it
-    is_trained = any(row["phase"] in phases for row in rows) if tells else not arm or role in arm["turns"]
-    own = settings[role]
-    stage = ("after reinforcement learning" if is_trained and not is_stage_one
-             else "after stage 1 (SFT)" if is_stage_one or own.sft.steps or own.init_from else "not trained by it")
+    # A checkpoint holds both roles, whatever was trained. Those of a fork count the updates before it as well.
+    updates = 0 if is_stage_one else int(read_stored(directory / str(step), f"{part[0]}/step", _COUNT))
+    stage = ("after reinforcement learning" if updates else "after stage 1 (SFT)" if had_stage_one(workdir, role)
+             else "not trained by it")
     whose = "One policy in both roles" if has_one_policy(workdir) else role.capitalize()
     measured = directory.parent.name if is_stage_one else role  # one policy may have the other role's stage 1
     # Later rows belong to weights that were not saved.
@@ -186,7 +201,7 @@ def example_of(settings: ConfigDict, tokenizer: Tokenizer) -> Example:
 
 
 def moment(step: int, is_stage_one: bool) -> str:
-    if is_stage_one:
+    if is_stage_one and step:
         return f"after step {step} of stage 1"
     return f"after turn {step}" if step else "before the first turn"
 

@@ -148,7 +148,6 @@ def _fork(config: ConfigDict, run: str, given: set[str]) -> None:
     for role in ROLES:
         if config[role].sft.steps and not config[role].init_from:
             config[role].init_from = run
-            config[role].adapter = config[role].adapter if config[role].adapter == "generator" else ""
 
 
 def print_config(config: ConfigDict) -> None:

@@ -100,7 +100,7 @@ def describe_results(console: Console, config: ConfigDict, workdir: Path, summar
                         f"{verifier[f'{key}_final']:.3f}")
     console.log(
         f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, {summary['compiles_after_warmup']} "
-        f"compilations after warm-up, {summary['wall_seconds']:.0f} s since it was last started"
+        f"compilations after warm-up since it was last started, {summary['wall_seconds']:.0f} s in all its starts"
     )
     for line in compare(config, workdir) if hosts.is_first() else ():
         console.log(line)

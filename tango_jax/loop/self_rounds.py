@@ -167,8 +167,8 @@ def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked
         params_fn = functools.cache(functools.partial(_imitate, pupil, number, kept))
         after = _plain_share(pupil, number, params_fn)
         rounds.append(row | {"plain_share": after})
-        console.log(f"{said}; after imitating them, {_percent(after)} of {_looked_at(pupil)} samples with the plain "
-                    f"prompt are well formed (before: {_percent(share)})")
+        console.log(f"{said}; after a stage 1 on these, {_percent(after)} of {_looked_at(pupil)} samples with the "
+                    f"plain prompt are well formed (before: {_percent(share)})")
         if number > 1 and after <= share:
             console.log(f"the {pupil.role} starts from round {result}, as round {number} was no better")
             break

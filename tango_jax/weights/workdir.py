@@ -240,6 +240,15 @@ def identify_weights(name: str, role: str) -> tuple[int | None, str]:
     return None, sampled_digest([path] if kind == "gguf" else sorted(path.glob("*.safetensors")))
 
 
+def settings_of(source: str) -> dict:
+    """Settings of a run as they are stored; empty if they are missing or cannot be read."""
+    try:
+        settings = json.loads((Path(source).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
 def read_config(workdir: Path) -> ConfigDict:
     """A run's settings, with defaults for missing keys. ValueError: missing, damaged, or keys of another version."""
     config = default_config()

@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from huggingface_hub import metadata_load
 
@@ -126,7 +127,7 @@ def test_the_card_names_the_arm_and_whether_it_trains_the_role(folder, tmp_path)
     for role, steps, stage in (("generator", 0, "after reinforcement learning"),
                                ("verifier", 2, "after stage 1 (SFT)"), ("verifier", 0, "not trained by it")):
         workdir, config[role].sft.steps = tmp_path / f"{role}_{steps}", steps
-        save_run(workdir, config, step=3)
+        save_run(workdir, config, step=3, updates=(3, 0))
         (workdir / "provenance.json").write_text(json.dumps(stored))
         card = (export.export(workdir, role, tmp_path / f"{role}_{steps}_out") / "README.md").read_text()
         assert f"# {role.capitalize()} of a run of GRPO (no verifier), {stage}\n" in card
@@ -149,13 +150,62 @@ def test_the_card_of_a_verifier_that_does_not_write_has_no_code_that_lets_it(fol
 def test_the_card_says_whether_the_role_had_a_turn(folder, tmp_path):
     config = default_config()
     config.verifier.checkpoint = config.generator.checkpoint = str(folder)
-    save_run(tmp_path / "run", config, step=1)
+    save_run(tmp_path / "run", config, step=1, updates=(0, 1))
     with open(tmp_path / "run" / "metrics.jsonl", "w") as file:
         file.writelines(json.dumps({"step": step, "phase": phase}) + "\n"
                         for step, phase in ((0, "eval"), (1, "warmup"), (2, "generator")))  # the last is not saved
     for role, stage in (("generator", "not trained by it"), ("verifier", "after reinforcement learning")):
         card = (export.export(tmp_path / "run", role, tmp_path / role) / "README.md").read_text()
         assert f"# {role.capitalize()} of a run of RL Tango, {stage}\n" in card
+
+
+@pytest.mark.parametrize("arm, updates, stages", [
+    ("grpo", (9, 4), ("after reinforcement learning", "after reinforcement learning")),
+    ("tango", (0, 0), ("after stage 1 (SFT)", "after stage 1 (SFT)")),
+    ("fixed_verifier", (9, 0), ("after reinforcement learning", "after stage 1 (SFT)")),
+])
+def test_the_card_of_a_fork_is_about_its_weights(arm, updates, stages, folder, tmp_path):
+    """Of a fork before its first turn: what the run before it trained, whatever the fork's arm would."""
+    config = default_config()
+    config.arm, config.fork_of = arm, str(tmp_path / "before")
+    for role in ("generator", "verifier"):
+        config[role].checkpoint, config[role].sft.steps, config[role].init_from = str(folder), 2, config.fork_of
+    save_run(tmp_path / "run", config, step=0, updates=updates)
+    stored = {"attempts": [{}], "files": {}, "arm": stored_arm(arm)}
+    (tmp_path / "run" / "provenance.json").write_text(json.dumps(stored))
+    for role, stage in zip(("generator", "verifier"), stages, strict=True):
+        assert export_title(tmp_path / "run", role).endswith(f", {stage}")
+
+
+def export_title(workdir: Path, role: str) -> str:
+    card = (export.export(workdir, role, workdir.with_name(f"{workdir.name}_{role}")) / "README.md").read_text()
+    return next(line for line in card.splitlines() if line.startswith("# "))
+
+
+@pytest.mark.parametrize("start, untrained, stages", [
+    ("fresh", ("generator", "verifier"), ("not trained by it", "not trained by it")),
+    ("fresh", ("verifier",), ("after stage 1 (SFT)", "not trained by it")),
+    ("generator", ("verifier",), ("after stage 1 (SFT)", "after stage 1 (SFT)")),
+])
+def test_the_card_knows_a_stage_one_that_trained_nothing(start, untrained, stages, folder, tmp_path):
+    """With task.stage_one=self, of a role that needed none, or of whose samples none could be kept."""
+    config = default_config()
+    config.verifier.sft.start = start
+    for role in ("generator", "verifier"):
+        config[role].checkpoint, config[role].sft.steps = str(folder), 2
+        meta = {"untrained": True} if role in untrained else {}
+        save_step(tmp_path / f"run/sft/{role}/checkpoints", 2 * (not meta), {"params": tiny_params()}, meta)
+    save_run(tmp_path / "run", config, step=3, updates=(0, 0))
+    for role, stage in zip(("generator", "verifier"), stages, strict=True):
+        assert export_title(tmp_path / "run", role).endswith(f", {stage}")
+
+
+def test_the_card_of_a_stage_one_that_trained_nothing_names_no_step_of_it(folder, tmp_path):
+    config = default_config()
+    config.generator.checkpoint, config.generator.sft.steps = str(folder), 2
+    save_run(tmp_path / "run", config, stage_one=True, step=0, meta={"untrained": True})
+    card = (export.export(tmp_path / "run", "generator", tmp_path / "out") / "README.md").read_text()
+    assert "not trained by it" in card and "These are the weights before the first turn." in card
 
 
 def test_a_model_from_scratch_is_exported_with_its_tokenizer(tmp_path):
@@ -191,7 +241,8 @@ def test_one_array_at_a_time_of_one_role_is_held(rank, folder, tmp_path, monkeyp
     model = start_source(config, "verifier").model_config
     params = init_adapters(model, jax.random.key(3)) if rank else tiny_params()
     save_config(config, tmp_path / "run" / "config.json")
-    state = {role: {"params": params, "opt_state": {"mu": params, "nu": params}} for role in ("generator", "verifier")}
+    state = {role: {"params": params, "step": np.int32(3), "opt_state": {"mu": params, "nu": params}}
+             for role in ("generator", "verifier")}
     save_step(tmp_path / "run" / "checkpoints", 1, state, {})
     read_fn, names, arrays, alive = checkpoint.read_stored, [], [], []
     most = 1 if rank else 0  # both adapters of a matrix are merged together

@@ -254,8 +254,9 @@ def test_adapters_count_with_their_base_once_something_has_trained_them():
         return [row.generator_start, row.verifier_start]
 
     assert starts() == starts(verifier__adapter="generator") == ["b", "b"]
-    trained = {"generator__sft__steps": 5}, {"verifier__init_from": "runs/sft"}, {"verifier__adapter": "some/peft"}
-    assert [starts(**values) for values in trained] == [["a", "c"]] * 3
+    trained = ({"generator__sft__steps": 5}, {"verifier__init_from": "runs/sft"}, {"verifier__adapter": "some/peft"},
+               {"fork_of": "runs/a"})
+    assert [starts(**values) for values in trained] == [["a", "c"]] * 4
     # On a stage 1 of all parameters they are fresh, which a run of an experiment takes from the experiment's folder.
     full = {"generator__sft__steps": 5, "generator__sft__full": True}
     assert starts(**full) == starts(**full, generator__init_from="runs/sft") == ["b", "b"]
