@@ -1,6 +1,7 @@
 """Opening of a run's policies, from its settings or its workdir."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import jax
