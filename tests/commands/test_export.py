@@ -241,7 +241,7 @@ def test_one_array_at_a_time_of_one_role_is_held(rank, folder, tmp_path, monkeyp
     model = start_source(config, "verifier").model_config
     params = init_adapters(model, jax.random.key(3)) if rank else tiny_params()
     save_config(config, tmp_path / "run" / "config.json")
-    state = {role: {"params": params, "step": np.int32(3), "opt_state": {"mu": params, "nu": params}}
+    state = {role: {"params": params, "step": np.array(3, np.int32), "opt_state": {"mu": params, "nu": params}}
              for role in ("generator", "verifier")}
     save_step(tmp_path / "run" / "checkpoints", 1, state, {})
     read_fn, names, arrays, alive = checkpoint.read_stored, [], [], []

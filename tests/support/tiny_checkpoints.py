@@ -58,7 +58,7 @@ def save_run(workdir, config, stage_one=False, step=1, meta=None, updates=(1, 1)
     workdir.mkdir(parents=True, exist_ok=True)
     save_config(config, workdir / "config.json")
     params = jax.tree.map(lambda leaf: leaf * step, tiny_params())
-    states = {role: {"params": params, "step": np.int32(count)}
+    states = {role: {"params": params, "step": np.array(count, np.int32)}
               for role, count in zip(("generator", "verifier"), updates, strict=True)}
     state = {"params": params} if stage_one else states
     directory = workdir / "sft" / "generator" if stage_one else workdir
