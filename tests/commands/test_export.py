@@ -193,9 +193,10 @@ def test_the_card_knows_a_stage_one_that_trained_nothing(start, untrained, stage
     config.verifier.sft.start = start
     for role in ("generator", "verifier"):
         config[role].checkpoint, config[role].sft.steps = str(folder), 2
+    save_run(tmp_path / "run", config, step=3, updates=(0, 0))
+    for role in ("generator", "verifier"):
         meta = {"untrained": True} if role in untrained else {}
         save_step(tmp_path / f"run/sft/{role}/checkpoints", 2 * (not meta), {"params": tiny_params()}, meta)
-    save_run(tmp_path / "run", config, step=3, updates=(0, 0))
     for role, stage in zip(("generator", "verifier"), stages, strict=True):
         assert export_title(tmp_path / "run", role).endswith(f", {stage}")
 
@@ -374,7 +375,8 @@ def test_the_card_says_what_the_run_was_made_of(tmp_path):
     config.task.name, config.task.train, config.task.stage_one = "math", "gsm8k_train", str(tmp_path / "teacher.jsonl")
     config.generator.model.lora.rank = config.verifier.model.lora.rank = 2
     save_config(config, tmp_path / "run" / "config.json")
-    adapters = {"params": init_adapters(start_source(config, "generator").model_config, jax.random.key(3))}
+    adapters = {"params": init_adapters(start_source(config, "generator").model_config, jax.random.key(3)),
+                "step": np.array(1, np.int32)}
     save_step(tmp_path / "run" / "checkpoints", 3, {"generator": adapters, "verifier": adapters}, {})
     command = "python -m tango_jax.train --config=mine.py"
     stored = {"attempts": [{"command": "other"}, {"command": command}], "files": {}}
