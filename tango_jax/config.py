@@ -40,6 +40,7 @@ GONE: dict[str, Any] = {
     "ROLE.optimizer.eps": 1e-8,
     "ROLE.optimizer.lora_weight_decay": 0.0,
     "ROLE.optimizer.schedule": "constant",
+    "ROLE.reward": "",
     "ROLE.sft.optimizer.b1": 0.9,
     "ROLE.sft.optimizer.clip_norm": 1.0,
     "ROLE.sft.optimizer.decay_steps": 0,

@@ -143,8 +143,8 @@ GROUPS: Group = {
     "seed": Key(0, SEED, "Seed of everything random in a run."),
     "arm": Key("tango", None, "What is trained and rewarded: an arm that --help lists (method/arms.py), or your own, "
                "FILE.py:name."),
-    "fork_of": Key("", None, "Workdir of a run: begin with its newest policies, their moments and its place in the "
-                   "problems. --from=RUN of tango_jax.train sets it. Empty: off.", Change.PLACE),
+    "fork_of": Key("", None, "Workdir of a run: begin with its newest policies, their moments and, with its task, "
+                   "its place in the problems. --from=RUN of tango_jax.train sets it. Empty: off.", Change.PLACE),
     "notes": Key("", None, "Lines to log at the start. Config files explain here how they chose "
                  "values.", Change.WATCHING),
     "task": TASK,

@@ -17,9 +17,17 @@ and published figures are left out. In the sets of a run's synthetic task, the r
 has changed, the same command grades the stored solutions again.
 
 Every problem is solved once greedily, and --samples times with sampling. With --verifier every solution is judged, and
-best-of-k and weighted voting are compared with majority voting and an oracle. A verifier may be a process reward model:
-its first error is the first step with a probability below 1/2. The output folder gets tables.md,
-tables.csv and rows/SET.jsonl. If interrupted, the same command resumes at the unfinished shard.
+best-of-k and weighted voting are compared with majority voting and an oracle, for the same k and for the same cost: by
+the written verdicts, by their P(CORRECT), and by P(CORRECT) of steps that are read in one pass (as judge --scored
+does). A verifier that writes nothing is read alone: with --scored, of the arms scored and scored_exact, or a process
+reward model, whose first error is the first step with a probability below 1/2.
+
+An accuracy at k is the mean over which k of the --samples are used, and over ties. Its cost is that of a problem:
+sampled tokens, and FLOPs of forward passes without padding (the prompt once, then k times the mean of a sample and its
+judgement; a verification's prompt once for all --votes).
+
+The output folder gets tables.md, tables.csv (with the costs), cost.png (accuracy over tokens and over FLOPs) and
+rows/SET.jsonl. If interrupted, the same command resumes at the unfinished shard.
 """
 
 from collections.abc import Sequence

@@ -3,39 +3,48 @@
     python -m tango_jax.export --workdir=runs/last_letter --role=generator --out=exported/generator
 
 The newest checkpoint is exported, from stage 2 if there is one, otherwise from stage 1; with --best, the one that
-checkpoint.keep_best kept. Adapters are merged into their
-base; --adapter exports them alone, as a folder of the peft library. With --config=FILE (and --config.key=value), the
-command fails unless the run was made with these settings.
+checkpoint.keep_best kept. Adapters are merged into their base; --adapter exports them alone, as a folder of the peft
+library. --push=OWNER/NAME then uploads the folder to the Hugging Face hub, as a private repository if it is new. With
+--config=FILE (and --config.key=value), the command fails unless the run was made with these settings.
 """
 
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_options
 from tango_jax.config import ROLES
+from tango_jax.data.problem_sets import resolve
+from tango_jax.data.rows import hub_repo
+from tango_jax.loop.init_from import UNTRAINED, sft_directory
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import newest_verified, peek_meta
+from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import cut, folder_to_write, local_path, require
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.model_text import on_one_line
+from tango_jax.runtime.sealed import newest_verified
+from tango_jax.runtime.stored_arrays import read_stored
 from tango_jax.tasks.registry import example_solution
 from tango_jax.text.templates import load_template, templates_digest
 from tango_jax.text.tokenizer import Tokenizer, is_readable
-from tango_jax.tracking.metrics import TURN_PHASES, VERIFIER_TURNS, read_metrics
+from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import read_provenance
 from tango_jax.tracking.run_config import check_same_settings
 from tango_jax.weights.hf_layout import TEXT_PARTS
-from tango_jax.weights.peft_folder import write_adapter
+from tango_jax.weights.model_card import Training, model_card
+from tango_jax.weights.peft_folder import read_lora_config, write_adapter
 from tango_jax.weights.prompting import NO_EXAMPLE, Example, Prompting
-from tango_jax.weights.source import kind_of
-from tango_jax.weights.to_hf import export_hf, model_card
+from tango_jax.weights.push import check_push, push
+from tango_jax.weights.source import Source, kind_of, open_source
+from tango_jax.weights.to_hf import export_hf
 from tango_jax.weights.workdir import (
     best_step,
     full_stage_one,
@@ -47,6 +56,9 @@ from tango_jax.weights.workdir import (
     start_source,
 )
 
+STAGE_ONE = {"gsm8k": "their worked answers", "self": "the model's own samples that are right"}  # task.stage_one
+_COUNT = jax.ShapeDtypeStruct((), jnp.int32)
+
 
 def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_best: bool = False) -> Path:
     """Write the folder and return its path. `dtype`: storage dtype; None keeps the weights bit by bit. Raises
@@ -55,35 +67,8 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
     source, settings = open_workdir(workdir, role, only=only), read_config(workdir)
     require(not source.model_config.score_head, f"the {role} of {workdir} is a process reward model, which no run "
             f"changes: copy {settings[role].checkpoint}")
-    directory, part = newest_checkpoints(workdir, role)
-    # The step that is read.
-    is_stage_one, step = len(part) == 1, newest_verified(directory, part=part) if only is None else only
-    arm, metrics = read_provenance(workdir).get("arm") or {}, directory.parent / "metrics.jsonl"
-    rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
-    # A checkpoint holds both roles, whatever was trained.
-    phases = TURN_PHASES if has_one_policy(workdir) else {"generator": ("generator",), "verifier": VERIFIER_TURNS}[role]
-    tells = bool(rows) and not settings.fork_of  # a fork has no rows of the turns before it
-    is_trained = any(row["phase"] in phases for row in rows) if tells else not arm or role in arm["turns"]
-    own = settings[role]
-    stage = ("after reinforcement learning" if is_trained and not is_stage_one
-             else "after stage 1 (SFT)" if is_stage_one or own.sft.steps or own.init_from else "not trained by it")
-    roles = sorted(ROLES if has_one_policy(workdir) else [role], key=lambda name: name != role)
-    promptings = [prompting_of(settings, name, peek_meta(directory).meta) for name in roles]
-    promptings = [] if None in promptings else promptings
-    whose = "One policy in both roles" if has_one_policy(workdir) else role.capitalize()
-    measured = directory.parent.name if is_stage_one else role  # one policy may have the other role's stage 1
-    # Later rows belong to weights that were not saved.
-    row = next((row for row in reversed(rows) if row["phase"] in ("eval", "sft")), {})
-    card = model_card(
-        f"{whose} of a run of {arm.get('label', 'RL Tango')}, {stage}",
-        source.base_model,
-        {name: value for name, value in row.items() if name.startswith(f"{measured}/")},
-        promptings[0] if promptings else None,
-        trained=moment(step, is_stage_one),
-        evaluated=moment(row["step"], is_stage_one) if row else "",
-        example=example_of(settings, source.tokenizer),
-        is_read=role == "verifier" and arm.get("is_scored", False),
-    )
+    promptings = promptings_of(workdir, role, settings)
+    card = card_of(workdir, role, source, only, promptings[0] if promptings else None)
     with tempfile.TemporaryDirectory() as folder:
         source.write_tokenizer(Path(folder))
         return export_hf(
@@ -97,6 +82,20 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
             promptings=promptings,
             dtype=dtype,
         )
+
+
+def had_stage_one(workdir: Path, role: str) -> bool:
+    """Whether a stage 1 trained the weights with which the role's reinforcement learning begins."""
+    settings, is_one = read_config(workdir), has_one_policy(workdir)
+
+    def is_trained(name: str) -> bool:
+        own = settings[name]
+        found = peek_meta(sft_directory(own.init_from or workdir, name) / "checkpoints")
+        return not found.meta.get(UNTRAINED) if found else bool(own.sft.steps or own.init_from)
+
+    own = settings[role].sft
+    roles = ROLES if is_one or (role == "verifier" and own.steps and own.start == "generator") else (role,)
+    return any(map(is_trained, roles))
 
 
 def export_adapter(workdir: Path, role: str, out: Path, is_best: bool = False) -> Path:
@@ -117,7 +116,60 @@ def export_adapter(workdir: Path, role: str, out: Path, is_best: bool = False) -
     if kind_of(base) == "gguf":
         raise ValueError(f"the {role}'s adapters in {workdir} belong to {base}, and peft loads no .gguf file as a "
                          "base: export it without --adapter, merged")
-    return write_adapter(out, model, jax.device_get(read_adapters(workdir, role, model, only)), base)
+    promptings = promptings_of(workdir, role, settings)
+    card = card_of(workdir, role, source, only, promptings[0] if promptings else None, is_adapter=True)
+    return write_adapter(out, model, jax.device_get(read_adapters(workdir, role, model, only)), base, card)
+
+
+def card_of(
+    workdir: Path, role: str, source: Source, only: int | None, prompting: Prompting | None, is_adapter: bool = False
+) -> str:
+    settings, (directory, part) = read_config(workdir), newest_checkpoints(workdir, role)
+    # The step that is read.
+    is_stage_one, step = len(part) == 1, newest_verified(directory, part=part) if only is None else only
+    stored, metrics = read_provenance(workdir), directory.parent / "metrics.jsonl"
+    arm = stored.get("arm") or {}
+    rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
+    # A checkpoint holds both roles, whatever was trained. Those of a fork count the updates before it as well.
+    updates = 0 if is_stage_one else int(read_stored(directory / str(step), f"{part[0]}/step", _COUNT))
+    stage = ("after reinforcement learning" if updates else "after stage 1 (SFT)" if had_stage_one(workdir, role)
+             else "not trained by it")
+    whose = "One policy in both roles" if has_one_policy(workdir) else role.capitalize()
+    measured = directory.parent.name if is_stage_one else role  # one policy may have the other role's stage 1
+    # Later rows belong to weights that were not saved.
+    row = next((row for row in reversed(rows) if row["phase"] in ("eval", "sft")), {})
+    return model_card(
+        f"{whose} of a run of {arm.get('label', 'RL Tango')}, {stage}",
+        {name: value for name, value in row.items() if name.startswith(f"{measured}/")},
+        prompting,
+        training_of(settings, stored, source),
+        trained=moment(step, is_stage_one),
+        evaluated=moment(row["step"], is_stage_one) if row else "",
+        example=example_of(settings, source.tokenizer),
+        is_read=role == "verifier" and arm.get("is_scored", False),
+        is_adapter=is_adapter,
+    )
+
+
+def training_of(settings: ConfigDict, stored: Mapping[str, Any], source: Source) -> Training:
+    """`stored`: the run's provenance."""
+    task, command = settings.task, (stored.get("attempts") or [{}])[-1].get("command", "")
+    problems, named = f"of the task {Path(task.name).name}", []
+    if task.name == "math":
+        named = [str(resolve(task.train)[0]), task.stage_one]
+        train, start = (one if hub_repo(one) else Path(one).name for one in named)
+        problems = train + f"; stage 1 imitates {STAGE_ONE.get(task.stage_one, start)}" * bool(start)
+    datasets = tuple(dict.fromkeys(filter(None, map(hub_repo, named))))
+    # A Python program has no command.
+    return Training(source.base_model, source.licence, problems, datasets, command if " " in command else "")
+
+
+def promptings_of(workdir: Path, role: str, settings: ConfigDict) -> list[Prompting]:
+    """Of the exported role first, and of one policy in both roles; none where one is unknown."""
+    directory, _ = newest_checkpoints(workdir, role)
+    roles = sorted(ROLES if has_one_policy(workdir) else [role], key=lambda name: name != role)
+    found = [prompting_of(settings, name, peek_meta(directory).meta) for name in roles]
+    return [] if None in found else found
 
 
 def prompting_of(settings: ConfigDict, role: str, meta: dict) -> Prompting | None:
@@ -149,7 +201,7 @@ def example_of(settings: ConfigDict, tokenizer: Tokenizer) -> Example:
 
 
 def moment(step: int, is_stage_one: bool) -> str:
-    if is_stage_one:
+    if is_stage_one and step:
         return f"after step {step} of stage 1"
     return f"after turn {step}" if step else "before the first turn"
 
@@ -161,6 +213,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", required=True, help="folder to write; it must not exist, or be empty")
     parser.add_flag("--best", "the checkpoint that checkpoint.keep_best kept")
     parser.add_flag("--adapter", "the adapters alone, as a folder of the peft library")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload the folder to this repository of the Hugging Face "
+                        "hub; if it is new, it is private")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="what to store; default: as it is")
     parser.add_config(choices="")
     with ends_in_one_line():
@@ -176,6 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         workdir, out = local_path("--workdir", args.workdir), folder_to_write("--out", args.out)
         if out.is_dir() and any(out.iterdir()):  # checked before the weights are read
             raise ValueError(f"--out={out} exists already and is not an empty folder: choose another, or remove it")
+        if args.push is not None:
+            check_push(args.push)
         if args.config:
             config = load_options(parser, args, overrides)
             check_same_settings(config, workdir / "config.json")
@@ -185,6 +241,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             folder = export(workdir, args.role, out, args.dtype, args.best)
         files = json.dumps(sorted(path.name for path in folder.iterdir()))
         print(f"{folder}: {files}", flush=True)
+        if args.push is not None:
+            _ = read_lora_config(folder) if args.adapter else open_source(str(folder)).open_params()  # is it readable?
+            print(push(folder, args.push), flush=True)
     return 0
 
 

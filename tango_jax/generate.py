@@ -102,6 +102,7 @@ def solve(
         key_data=rng.step_key(config.seed, "generate"),
         temperature=generate.temperature,
         top_p=config.generator.top_p,
+        top_k=config.generator.top_k,
         row_numbers=[number * MAX_SAMPLES + sample for number, sample, _ in owners],
     )
     rollout = policy.sampler.sample(weights, request)

@@ -10,6 +10,7 @@ from tango_jax.runtime.keys import (
     SHARE_ABOVE_ZERO,
     SHARE_BELOW_ONE,
     TRAINED_TEMPERATURE,
+    WEIGHT,
     Change,
     Group,
     Key,
@@ -155,9 +156,11 @@ ROLE: Group = {
     "use_chat": Key(False, None, "Apply the checkpoint's chat template to prompts; False: raw prompts, as published."),
     "init_from": Key("", None, "Workdir of a run: start from its stage-1 checkpoint, which must be finished and within "
                      "its sft.max_heldout_loss. Empty: run stage 1 here.", Change.PLACE),
-    "reward": Key("", None, "Your function that scores one response, FILE.py:name or package.module:name. Its number "
-                  "is added to the usual reward. The generator gets only this number if rl.outcome_weight and "
-                  "rl.format_weight are 0 (rl/own_reward.py). Empty: none."),
+    "rewards": Key((), None, "Your functions that score one response, FILE.py:name or package.module:name. Their "
+                   "numbers are added to the usual reward. The generator gets only these numbers if rl.outcome_weight "
+                   "and rl.format_weight are 0 (rl/own_reward.py). Empty: none."),
+    "reward_weights": Key((), WEIGHT, "Weights of rewards, one for each function. 0: it is only logged. "
+                          "Empty: 1 each."),
     "template": Key("math", None, "The prompt: a name in text/templates.py, the path of a text file, or a text with "
                     "{problem} in it. A process reward model takes trl_prm, qwen_prm, or a text with {step}."),
     "stop_at_first_error": Key(False, None, "The verifier stops at the first step that it judges INCORRECT, and the "

@@ -1,7 +1,7 @@
 """Samples a generator's solution to a question, and a verifier's judgement of each step, in the terminal.
 
     python -m tango_jax.sample --checkpoint=runs/last_letter --question="cat#1 dog#2"
-    python -m tango_jax.sample --checkpoint=MODEL.gguf --verifier=Qwen/Qwen2.5-1.5B-Instruct --use_chat < question.txt
+    python -m tango_jax.sample --checkpoint=MODEL --use_chat --verifier=Qwen/Qwen2.5-Math-PRM-7B < questions.txt
     python -m tango_jax.sample --verifier=runs/last_letter --question="cat#1 dog#2" --solution=solution.txt
 
 A checkpoint is a Hugging Face folder, a hub id, a .gguf file, or the workdir of a run. Runs and their exports keep
@@ -34,7 +34,7 @@ from tango_jax.evaluation.judging import (
     judge_rows,
     open_verifier,
     read_claim,
-    texts_without_sampling,
+    read_solutions,
 )
 from tango_jax.grading import (
     ParsedSolution,
@@ -54,6 +54,7 @@ from tango_jax.sampling.checkpoint_sampler import (
     CheckpointSampler,
     CheckpointSamplerSettings,
     open_checkpoint_sampler,
+    uses_chat,
 )
 from tango_jax.text.prompts import SECOND_TRY, prompt_ids, solution_of, verification_of
 from tango_jax.text.templates import generator_prompt, verifier_prompt
@@ -136,8 +137,8 @@ def answer(
         if verifier.is_sampled:
             verification = sample_one(verifier, prompt, args, "verify")
         else:
-            [read] = texts_without_sampling(verifier, [prompt], [solution_of(problem, text, len(steps))])
-            verification = Response(read, 0, False)
+            [read] = read_solutions(verifier, [prompt], [solution_of(problem, text, len(steps))])
+            verification = Response(read.text, 0, False)
     judged = parse_verification(verification.text, len(steps), solution.format_score, verifier.stops)
     console.print(Text("Judgement" + (" (of the solution's first part)" if is_shortened else ""), style="bold"))
     warn_if_cut_off("verification", verification, console)
@@ -179,7 +180,7 @@ def judge_given(args: argparse.Namespace, console: rich.console.Console) -> None
     """The judgement of --solution. Raises ValueError, before the weights are read, where it cannot be judged."""
     text, encoding = given_solution(args.solution), console.encoding
     sampler = CheckpointSamplerSettings(
-        args.verifier_template, args.max_prompt, args.max_new, args.use_chat, args.dtype)
+        args.verifier_template, args.max_prompt, args.max_new, uses_chat(args, "verifier"), args.dtype)
     split = "blank_line" if re.search(SPLITS["blank_line"], text.strip()) else "line"
     row = Row("--solution", "the question", {"problem": args.question, "solution": text})
     verifier, settings = args.verifier or args.checkpoint, JudgeSettings(split, seed=args.seed, sampler=sampler)
@@ -188,9 +189,8 @@ def judge_given(args: argparse.Namespace, console: rich.console.Console) -> None
         [result] = judge_rows([row], verifier, settings, Console(enabled=False))
     [found] = result["verifications"]
     parsed = parse_solution(claim.solution.text)
-    judged = parse_verification(found["text"], len(parsed.steps))
-    if not found["text"]:  # of a verifier that does not write
-        judged = ParsedVerification(tuple(found["judgements"]), found["verdict"], 1.0, found["is_aligned"], ())
+    remarks = parse_verification(found["text"], len(parsed.steps)).blocks  # none of a verifier that does not write
+    judged = ParsedVerification(tuple(found["judgements"]), found["verdict"], 1.0, found["is_aligned"], remarks)
     console.print(Text(f"Question: {on_one_line(args.question, encoding)}", style="bold"))
     console.print(Text("Judgement", style="bold"))
     show_judgement(parsed, judged, console, found["p_steps"], found["p_verdict"])
@@ -263,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         require(args.checkpoint is not None, "nothing solves the question: name a --checkpoint, or give --solution")
         names = {"generator": args.checkpoint, "verifier": args.verifier or args.checkpoint}
         settings = {role: CheckpointSamplerSettings(
-            getattr(args, f"{role}_template"), args.max_prompt, args.max_new, args.use_chat, args.dtype)
+            getattr(args, f"{role}_template"), args.max_prompt, args.max_new, uses_chat(args, role), args.dtype)
             for role in names}
         samplers = {"generator": open_checkpoint_sampler("generator", names["generator"], settings["generator"]),
                     "verifier": open_verifier(names["verifier"], settings["verifier"])}
@@ -289,7 +289,8 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_prompt", type=int, default=0, help="tokens of a prompt; 0: 2048, or as in the run")
     parser.add_argument("--template", dest="generator_template", help="name or file (default: math, or as in the run)")
     parser.add_argument("--verifier_template", help="the same for the verifier")
-    parser.add_flag("--use_chat", "prompts in the checkpoint's chat template (default: as in the run)")
+    parser.add_flag("--use_chat", "prompts of --checkpoint in its chat template (default: as in the run)")
+    parser.add_flag("--verifier_use_chat", "the same for --verifier")
     parser.add_flag("--second_try", "solve again where the verdict is INCORRECT")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the weights, in memory")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling; default: %(default)s")

@@ -32,7 +32,8 @@ __all__ = ["load_config", "main", "read_metrics", "train"]
 
 def train(
     config: ConfigDict, workdir: str | os.PathLike, console: Console | None = None, *, arm: Arm | None = None,
-    rewards: Mapping[str, Callable] | None = None, algorithms: Mapping[str, Algorithm] | None = None,
+    rewards: Mapping[str, Callable | Sequence[Callable]] | None = None,
+    algorithms: Mapping[str, Algorithm] | None = None,
     loss_terms: Mapping[str, Callable] | None = None, task: Callable | None = None, grader: Callable | None = None,
 ) -> dict:
     """Train from a Python program or a notebook; returns what is in summary.json.
@@ -43,7 +44,8 @@ def train(
     Args:
         console: default: print to standard output; `Console(enabled=False)` prints nothing.
         arm: the record to train (method/own_arm.py), in place of `config.arm`.
-        rewards: by role, a function that scores one response (rl/own_reward.py).
+        rewards: by role, a function that scores one response, or several, with weights in `config.ROLE.reward_weights`
+            (rl/own_reward.py).
         algorithms: by role, how rewards become advantages (rl/algorithms.py).
         loss_terms: by role, a loss per token that is added (rl/loss_term.py).
         task: a function from the configuration to a Task (tasks/task.py).
@@ -52,7 +54,8 @@ def train(
     Raises ValueError for a wrong setting or workdir, and FloatingPointError for a loss that is not finite.
     """
     own = {"arm": arm, "task.name": task, "task.grader": grader}
-    for name, by_role in (("reward", rewards), ("loss.algorithm", algorithms), ("loss.term", loss_terms)):
+    rewards = {role: list(one) if isinstance(one, list | tuple) else [one] for role, one in (rewards or {}).items()}
+    for name, by_role in (("rewards", rewards), ("loss.algorithm", algorithms), ("loss.term", loss_terms)):
         unknown = sorted(set(by_role or {}) - set(ROLES))
         require(not unknown, f"{name}: {', '.join(map(repr, unknown))} is no role: choose from {' and '.join(ROLES)}")
         own |= {f"{role}.{name}": value for role, value in (by_role or {}).items()}

@@ -90,10 +90,10 @@ def test_the_readmes_own_task_reward_and_prompt(sums):
     assert [named["own reward (sums.py:reward)"] for named in terms] == pytest.approx(own)
     totals = [reward + named["grade"] for reward, named in zip(own, terms, strict=True)]
     assert [rollout["reward"]["total"] for rollout in rollouts] == pytest.approx(totals)
-    assert row["generator/reward/own"] == pytest.approx(sum(own) / len(own)) and len(own) == 4
+    assert row["generator/reward/own/reward"] == pytest.approx(sum(own) / len(own)) and len(own) == 4
 
 
-REWARD, TASK = r"generator\.reward=sums\.py:reward: sums\.py", r"task\.name=sums\.py:make_task: sums\.py"
+REWARD, TASK = r"generator\.rewards=sums\.py:reward: sums\.py", r"task\.name=sums\.py:make_task: sums\.py"
 TRIED = f"arm=tango, the generator's turn: {REWARD}"
 # What is changed in the page's file, and how the line begins that the command then ends with.
 MISTAKES = {

@@ -1,9 +1,9 @@
 """All arms of all settings against one of them: a table and `against.png`, for `ablate --figures ... --against=ARM`.
 
-Means are over the generator steps that all runs have, and over the tokens that all runs sampled by then.
+Means are over the generator steps that all runs have, and over the tokens and FLOPs that all runs used by then.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,12 +30,16 @@ from tango_jax.tracking.curves import MARKERS, label_of, looks_of
 from tango_jax.tracking.evaluations import Evaluation
 from tango_jax.tracking.intervals import MIN_FOR_INTERVAL, Estimate, Unit, estimate, independent_means
 from tango_jax.tracking.learning_curve import (
+    LEVEL,
+    Curve,
     Curves,
     Pairs,
     Settings,
     differing,
+    flops_to,
+    has_flops,
     mean_accuracy,
-    mean_over_tokens,
+    mean_over,
     measured,
     over_same_steps,
     pairs_of,
@@ -47,8 +51,30 @@ ROW_HEIGHT = 0.26  # inches
 NOTE = """\
 Round brackets: means of starts, or the seeds of a single start. Square brackets: 95 % t intervals over them.
 Comparisons are paired: runs with the same start and seed, over the generator steps that both have.
-Tokens are those sampled: a verifier that does not write has none, so see scored_tokens and flops in the CSV.
+Tokens are those sampled: a verifier that does not write has none. FLOPs, by arithmetic, are those of sampling, reading
+and updates of both roles; TFLOPs are 10^12 of them.
 † marks an arm that differs from the reference in more than the arm: in its setting, prompts, weights or stage 1."""
+
+
+class Amount(NamedTuple):
+    """What runs cost, and how much of it all of them used."""
+
+    title: str
+    column: str
+    size: float
+    digits: int
+    common: float
+    to_level: Callable
+
+    def mean(self, curve: Curve) -> float:
+        return mean_over(curve, self.column, self.common)
+
+    def shown(self, value: float) -> str:
+        return f"{value / self.size:,.{self.digits}f}"
+
+    @property
+    def text(self) -> str:
+        return f"{self.shown(self.common)}{self.title}"
 
 
 class Member(NamedTuple):
@@ -81,9 +107,12 @@ def compare(settings: Settings, against: str) -> tuple[str, Figure]:
     found = {(arm, setting): arms[arm] for (_, setting), arms in settings.items() for arm in in_order(arms)}
     reference = _reference(found, against)
     cut, span = over_same_steps(found)
-    tokens = min(curve.evaluations[-1].sampled_tokens for curves in cut.values() for curve in curves.values())
+    ends = [curve.evaluations[-1] for curves in cut.values() for curve in curves.values()]
+    amounts = [Amount("k tokens", "sampled_tokens", 1e3, 0, min(end.sampled_tokens for end in ends), tokens_to)]
+    if has_flops(cut.values()):
+        amounts.append(Amount(" TFLOPs", "flops", 1e12, 2, min(end.flops for end in ends), flops_to))
     members = [Member(*key, found[key], cut[key], pairs_of(found[key], found[reference])) for key in found]
-    facts = (tasks[0], members, members[list(found).index(reference)], span, tokens)
+    facts = (tasks[0], members, members[list(found).index(reference)], span, amounts)
     return _table(*facts), _draw(*facts)
 
 
@@ -98,12 +127,14 @@ def _reference(found: Mapping[tuple[str, str], Curves], against: str) -> tuple[s
     return named[0]
 
 
-def _table(task: str, members: Sequence[Member], reference: Member, span: int, tokens: int) -> str:
+def _table(task: str, members: Sequence[Member], reference: Member, span: int, amounts: Sequence[Amount]) -> str:
     of_setting = {member.arm: member for member in members if member.setting == reference.setting}
     bound = of_setting.get(upper_bound(set(of_setting) - {reference.arm}))
     titles = ["arm", "runs", "accuracy, start", "mean over steps", "pairs", "over steps", f"minus {reference.arm}",
-              *([f"of the gap to {bound.arm}"] if bound else []), f"mean over {tokens / 1000:,.0f}k tokens",
-              f"minus {reference.arm}", "accuracy, end", "1000 tokens in all", "tokens to 0.8, ratio"]
+              *([f"of the gap to {bound.arm}"] if bound else []), "accuracy, end"]
+    for amount in amounts:
+        titles += [f"mean over {amount.text}", f"minus {reference.arm}", f"{amount.title.strip()} in all",
+                   f"{amount.title.split()[-1]} to {LEVEL:g}, ratio"]
     told = ends_text({member.name: member.whole for member in members}, span)
     lines = [f"## {task}: all arms against {reference.name}", "", NOTE, *filter(None, [told]),
              *other_sources([member.whole for member in members]), "", *head(titles)]
@@ -111,24 +142,24 @@ def _table(task: str, members: Sequence[Member], reference: Member, span: int, t
         first = measured(member.curves, lambda curve: curve.evaluations[0])
         last = measured(member.curves, lambda curve: curve.evaluations[-1])
         mark = "" if member is reference or member.is_like_reference else " †"
-        over_steps, over_tokens, ratio = _compared(member, reference, bound, tokens)
         cells = [member.name + mark, str(len(last)), f"{_mean(first, 'accuracy'):.3f}",
-                 _by_start(measured(member.curves, mean_accuracy)), *over_steps,
-                 _by_start(measured(member.curves, lambda curve: mean_over_tokens(curve, tokens))), over_tokens,
-                 f"{_mean(last, 'accuracy'):.3f}", f"{_mean(last, 'sampled_tokens') / 1000:,.0f}", ratio]
+                 _by_start(measured(member.curves, mean_accuracy)), *_compared(member, reference, bound),
+                 f"{_mean(last, 'accuracy'):.3f}"]
+        for amount in amounts:
+            pairs = member.pairs if member is not reference else None
+            cells += [_by_start(measured(member.curves, amount.mean)),
+                      difference_text(pairs, amount.mean) if pairs else "",
+                      amount.shown(_mean(last, amount.column)),
+                      ratio_text(pairs, amount.to_level) if pairs else ""]
         lines.append(line(cells))
     return "\n".join(lines) + "\n"
 
 
-def _compared(member: Member, reference: Member, bound: Member | None, tokens: int) -> tuple[list[str], str, str]:
-    pairs = member.pairs
+def _compared(member: Member, reference: Member, bound: Member | None) -> list[str]:
     if member is reference:
-        return [""] * (4 if bound else 3), "", ""
-    over_steps = [*units_text(pairs), difference_text(pairs)]
-    if bound:
-        over_steps.append(gap_text(member.whole, reference.whole, bound.whole))
-    over_tokens = difference_text(pairs, lambda curve: mean_over_tokens(curve, tokens))
-    return over_steps, over_tokens, ratio_text(pairs, tokens_to)
+        return [""] * (4 if bound else 3)
+    gap = [gap_text(member.whole, reference.whole, bound.whole)] if bound else []
+    return [*units_text(member.pairs), difference_text(member.pairs), *gap]
 
 
 def _mean(rows: Mapping[Unit, Evaluation], name: str) -> float:
@@ -145,15 +176,18 @@ def _by_start(values: Mapping[Unit, float]) -> str:
     return f"{np.mean(means):.3f}{shown}"
 
 
-def _draw(task: str, members: Sequence[Member], reference: Member, span: int, tokens: int) -> Figure:
+def _draw(task: str, members: Sequence[Member], reference: Member, span: int, amounts: Sequence[Amount]) -> Figure:
     looks = looks_of(list(dict.fromkeys(member.arm for member in members)))
     title = (f"{task}: mean accuracy over the first {span} generator steps, and over the first "
-             f"{tokens / 1000:,.0f}k tokens\nlines: 95 % intervals (t) over the means of starts (ticks)")
-    figure = make_figure(title, WIDTH, 1.3 + ROW_HEIGHT * len(members))
-    steps, same_tokens, minus = figure.subplots(1, 3, sharey=True)
+             f"{' and '.join(amount.text for amount in amounts)}\n"
+             "lines: 95 % intervals (t) over the means of starts (ticks)")
+    figure = make_figure(title, WIDTH + 2.0 * (len(amounts) - 1), 1.3 + ROW_HEIGHT * len(members))
+    *means, minus = figure.subplots(1, 2 + len(amounts), sharey=True)
+    measures = {"over the generator steps": mean_accuracy}
+    measures |= {f"over the same {amount.title.split()[-1]}": amount.mean for amount in amounts}
     for row, member in enumerate(members):
         look, pairs = looks[member.arm], member.pairs
-        for axes, measure_fn in ((steps, mean_accuracy), (same_tokens, lambda curve: mean_over_tokens(curve, tokens))):
+        for axes, measure_fn in zip(means, measures.values(), strict=True):
             values = measured(member.curves, measure_fn)
             _draw_row(axes, row, look, estimate(values, most=1.0), values)
         if member is not reference and pairs.units:
@@ -162,16 +196,15 @@ def _draw(task: str, members: Sequence[Member], reference: Member, span: int, to
             minus.text(1.02, row, f"{len(pairs.units)} pairs, {pairs.span} steps", fontsize=7, va="center",
                        transform=minus.get_yaxis_transform())
     minus.axvline(0.0, color="black", linewidth=0.8)
-    names = ("over the generator steps", "over the same tokens", f"minus {reference.name}, by steps")
-    for axes, name in zip(figure.axes, names, strict=True):
+    for axes, name in zip(figure.axes, (*measures, f"minus {reference.name}, by steps"), strict=True):
         style(axes)
         axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
         axes.set_xlabel(name, fontsize=8)
-    for axes in (steps, same_tokens):
+    for axes in means:
         axes.set_xlim(-0.03, 1.03)
-    steps.set_yticks(range(len(members)), [title_of(label_of(member.arm), member.setting) for member in members])
-    steps.set_ylim(len(members) - 0.5, -0.5)
+    means[0].set_yticks(range(len(members)), [title_of(label_of(member.arm), member.setting) for member in members])
+    means[0].set_ylim(len(members) - 0.5, -0.5)
     return figure
 
 

@@ -21,6 +21,7 @@ from tango_jax.tracking.learning_curve import (
     band_over,
     band_over_steps,
     curves_by_setting,
+    has_flops,
     pairs_of,
     trains_generator,
 )
@@ -63,16 +64,19 @@ def _curves(task: str, setting: str, arms: Arms) -> Figure:
     kinds = {"95 % interval (t)" if has_interval(list(curves)) else "range of the starts or runs"
              for curves in arms.values()}
     title = f"{heading(task, setting, arms)}\nshaded: {' or '.join(sorted(kinds))}"
-    figure = make_figure(title, WIDTH + 2.0 * is_compared, HEIGHT + 0.4)
-    steps, tokens, *ahead = figure.subplots(1, 2 + is_compared)
+    over = {"tokens": "sampled_tokens"} | ({"flops": "flops"} if has_flops(arms.values()) else {})
+    figure = make_figure(title, WIDTH + 2.0 * (len(over) - 1 + is_compared), HEIGHT + 0.4)
+    steps, *others = figure.subplots(1, 1 + len(over) + is_compared)
     for arm in reversed(arms):  # the first arm is drawn last, on top
         drawn[arm] = draw_band(steps, band_over_steps(arms[arm]), looks[arm])
-        draw_band(tokens, band_over(arms[arm], "sampled_tokens"), looks[arm])
+        for axes, name in zip(others, over.values(), strict=False):
+            draw_band(axes, band_over(arms[arm], name), looks[arm])
     style_accuracy(steps, "steps")
-    style_accuracy(tokens, "tokens")
-    tokens.tick_params(labelleft=False)
+    for axes, name in zip(others, over, strict=False):
+        style_accuracy(axes, name)
+        axes.tick_params(labelleft=False)
     if is_compared:
-        _draw_ahead(ahead[0], pairs, looks[DEFAULT_ARM], baseline)
+        _draw_ahead(others[-1], pairs, looks[DEFAULT_ARM], baseline)
     steps.set_ylabel("greedy accuracy, held out", fontsize=8)
     add_legend(figure, {f"{label_of(arm)} ({len(arms[arm])} run{'s' * (len(arms[arm]) > 1)})": drawn[arm]
                         for arm in arms})

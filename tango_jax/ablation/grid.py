@@ -36,7 +36,7 @@ NOT_IN_STAGE_ONE = (
     "task.grader", *(key for key, declared in KEYS.items() if declared.change in ANY_TIME),
     *(f"{role}.{name}" for role in ROLES for name in (
         "cache_buckets", "cache_tokens", "loss.*", "model.sample_*", "optimizer.*", "pack_length", "prompt_buckets",
-        "prompts_per_micro_batch", "reward", "row_buckets", "rows_per_micro_batch", "temperature",
+        "prompts_per_micro_batch", "reward_weights", "rewards", "row_buckets", "rows_per_micro_batch", "temperature",
         "top_k", "top_p",
     )),
 )

@@ -15,6 +15,8 @@ from tango_jax.tracking.learning_curve import (
     Pairs,
     Reached,
     curves_by_setting,
+    flops_to,
+    has_flops,
     mean_accuracy,
     measured,
     over_same_steps,
@@ -34,9 +36,11 @@ start, over its seeds. Square brackets hold 95 % Student's t intervals over the 
 where arms are compared; with one start they say nothing about other starts. With fewer than {MIN_FOR_INTERVAL} runs,
 round brackets hold the value of each run. Where one policy has both roles, the warm-up trains it, too: its tokens
 include the warm-up, and its curves and steps begin after it. Tokens are those sampled. A verifier that does not write
-(the scored arms, a process reward model) samples none: compare it by the CSV's columns `scored_tokens` and `flops`.
-Step F1 on live solutions is of the judgements that give the generator its step rewards. They are sampled; but scored
-arms draw their marks only where rl.verifications_per_solution is above 1, and a process reward model draws none."""
+(the scored arms, a process reward model) samples none: compare it by TFLOPs, in 10^12 FLOPs of what both roles
+sampled, read and were updated with (tango_jax/tracking/turn_flops.py); tables of earlier versions have none.
+Step F1 on live solutions is of the judgements in the generator's turns, of several of a solution the first. In arms
+with step rewards they give these. They are sampled; but scored arms draw their marks only where
+rl.verifications_per_solution is above 1, and a process reward model draws none."""
 
 
 def summarize(rows: Sequence[Evaluation]) -> str:
@@ -171,17 +175,19 @@ def _arms_table(arms: Arms) -> list[str]:
     # An arm that trains the verifier alone ends with the last whole cycle, and cuts no other.
     same, span = over_same_steps({arm: curves for arm, curves in whole.items() if trains_generator(arm)} or whole)
     cut = {arm: same.get(arm, curves) for arm, curves in whole.items()}
-    lines = head(("arm", "runs", "accuracy, mean", "accuracy, end", f"reached {LEVEL:g}", "steps", "1000 tokens",
+    amounts = {"steps": (steps_to, 1), "1000 tokens": (tokens_to, 1e3)}
+    if has_flops(cut.values()):
+        amounts["TFLOPs"] = (flops_to, 1e12)
+    lines = head(("arm", "runs", "accuracy, mean", "accuracy, end", f"reached {LEVEL:g}", *amounts,
                   "verifier step F1, end", "outcome F1, end", "step F1 on live solutions"))
     for arm, curves in cut.items():
         steps = measured(curves, steps_to) if trains_generator(arm) else {}
-        tokens = measured(curves, tokens_to) if trains_generator(arm) else {}
-        tokens = {unit: found._replace(x=found.x / 1000) for unit, found in tokens.items()}
+        shown = [_mean_reached({unit: found._replace(x=found.x / size) for unit, found in measured(curves, fn).items()})
+                 if trains_generator(arm) else "" for fn, size in amounts.values()]
         reached = f"{sum(found.is_reached for found in steps.values())} of {len(steps)}" if steps else ""
         accuracy = [_mean(measured(curves, mean_accuracy)), _mean(_last(curves, "accuracy"))]
         scores = [_score(curves, name) for name in ("verifier_step_f1", "verifier_outcome_f1")]
-        lines.append(line([arm, str(len(curves)), *accuracy, reached, _mean_reached(steps), _mean_reached(tokens),
-                           *scores, _live(curves)]))
+        lines.append(line([arm, str(len(curves)), *accuracy, reached, *shown, *scores, _live(curves)]))
     ends = ends_text({arm: whole[arm] for arm in same}, span)
     return [*filter(None, [ends]), "\n".join(lines)]
 
@@ -201,13 +207,16 @@ def _comparisons(arms: Arms) -> list[str]:
 def _comparison_table(arms: Arms, names: Sequence[tuple[str, str]], bound: str | None) -> str:
     if not names:
         return ""
-    titles = ["arm / arm", "pairs", "over steps", "steps, ratio", "tokens, ratio", "mean accuracy, difference"]
+    ratios = {"steps": steps_to, "tokens": tokens_to}
+    if has_flops(arms.values()):
+        ratios["FLOPs"] = flops_to
+    titles = ["arm / arm", "pairs", "over steps", *(f"{what}, ratio" for what in ratios), "mean accuracy, difference"]
     lines = head(titles + [f"share of the gap from {names[0][1]} to {bound}"] * bool(bound))
     for first, second in names:
         pairs = pairs_of(arms[first], arms[second])
         if not pairs.units:
             continue
-        cells = [f"{first} / {second}", *units_text(pairs), ratio_text(pairs, steps_to), ratio_text(pairs, tokens_to),
+        cells = [f"{first} / {second}", *units_text(pairs), *(ratio_text(pairs, fn) for fn in ratios.values()),
                  difference_text(pairs)]
         if bound:
             cells.append(gap_text(arms[first], arms[second], arms[bound]))

@@ -115,12 +115,13 @@ def _parse_like(old: Any, text: str, name: str):
     except (ValueError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError):
         value = text
     kind = element_type(name) if isinstance(old, tuple) else None
-    if kind is str and isinstance(value, str) and value.startswith("(") and value.endswith(")"):
-        value = [part.strip() for part in value[1:-1].split(",") if part.strip()]  # names without quotes: (q,v)
+    if kind is str and isinstance(value, str):  # names without quotes: q,v or (q,v)
+        value = [part.strip() for part in value.removeprefix("(").removesuffix(")").split(",") if part.strip()]
     if kind and isinstance(value, list | tuple):
         value = tuple(float(item) if kind is float and type(item) is int else item for item in value)
     if not is_like(old, value, name):
         hint = ": write true or false" if isinstance(old, bool) else ""
+        hint = f": write ({text},)" if type(value) is kind else hint
         raise ValueError(f"--config.{name}={cut(text)} must be of type {type(old).__name__}, like its default {old!r}"
                          f"{hint}")
     return value
@@ -147,7 +148,6 @@ def _fork(config: ConfigDict, run: str, given: set[str]) -> None:
     for role in ROLES:
         if config[role].sft.steps and not config[role].init_from:
             config[role].init_from = run
-            config[role].adapter = config[role].adapter if config[role].adapter == "generator" else ""
 
 
 def print_config(config: ConfigDict) -> None:

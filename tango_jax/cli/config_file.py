@@ -199,7 +199,7 @@ def check_keys(config: ConfigDict) -> None:
 
 
 def _wrong_type(key: str, value: Any, default: Any) -> str:
-    hint = f"; {NAMES_A_FUNCTION}" if callable(value) else ""
+    hint = f"; {NAMES_A_FUNCTION}" if any(map(callable, value if isinstance(value, tuple) else (value,))) else ""
     return f"{key}={shortened(value)} must be of type {type(default).__name__}, like its default {default!r}{hint}"
 
 

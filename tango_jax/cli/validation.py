@@ -11,11 +11,12 @@ from tango_jax.method.own_arm import arm_name, arm_or_none, check_fixed, load_ar
 from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.packing import pack_shape
 from tango_jax.runtime.checks import Mistakes, local_path
-from tango_jax.text.templates import FIRST_ERROR, load_template
+from tango_jax.text.templates import FIRST_ERROR, asks_to_stop, load_template
 from tango_jax.tracking.evaluations import read_tables
 from tango_jax.tracking.loggers import check_installed
 from tango_jax.weights.peft_folder import check_lora_config
 from tango_jax.weights.source import fields_of, kind_of, score_head_of, sized_model
+from tango_jax.weights.workdir import settings_of
 
 SIZES = (
     "max_", "prompt_buckets", "cache_buckets", "row_buckets", "pack_length", "loss.minibatches",
@@ -174,7 +175,7 @@ def _check_stop(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
     stops = config.stop_at_first_error
     mistakes.require(role == "verifier" or not stops,
                      f"{role}.stop_at_first_error=True: only the verifier judges steps; set it to False")
-    asks = {"math": False, FIRST_ERROR: True}.get(config.template, stops)
+    asks = asks_to_stop(config.template, stops)
     mistakes.require(
         role != "verifier" or asks == stops, f"verifier.stop_at_first_error={stops}, and verifier.template="
         f"{config.template} asks {'to stop at the first error' if asks else 'to judge all steps'}: set "
@@ -191,12 +192,18 @@ def _check_model(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
                          "generator.adapter=generator: only the verifier can be the generator's policy")
     elif config.adapter:
         mistakes.require(
-            config.model.lora.rank > 0 and bool(config.checkpoint) and not config.init_from and not config.sft.full,
+            config.model.lora.rank > 0 and bool(config.checkpoint) and not config.sft.full
+            and (not config.init_from or _has_read(config.init_from, role, config)),
             f"{role}.adapter={config.adapter} needs {role}.model.lora.rank above 0, the {role}.checkpoint that it "
-            f"belongs to, an empty {role}.init_from and {role}.sft.full=False: set these",
+            f"belongs to, {role}.sft.full=False, and an empty {role}.init_from or one that began with it: set these",
         )
         with mistakes.collected(f"{role}.adapter: "):
             check_lora_config(local_path(f"{role}.adapter", config.adapter), fields_of(config).get("lora"))
+
+
+def _has_read(init_from: str, role: str, config: ConfigDict) -> bool:
+    """Whether the stage 1 in this workdir began with the role's adapter, as that of an experiment or of a fork did."""
+    return settings_of(init_from).get(f"{role}.adapter") == config.adapter
 
 
 def _check_adapters(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
@@ -204,7 +211,8 @@ def _check_adapters(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
     has_base = any(own.checkpoint or (own.sft.full and own.sft.steps > 0) or own.init_from for own in either)
     own, verifier = config[role], config.verifier
     rank, continues = own.model.lora.rank, own.sft.start == "generator" and own.sft.steps > 0
-    is_left_out = bool(verifier.init_from) or verifier.sft.full if shares_policy(config) else continues
+    is_left_out = verifier.sft.full or (bool(verifier.init_from) and not _has_read(verifier.init_from, role, own))
+    is_left_out = is_left_out if shares_policy(config) else continues
     mistakes.require(
         own.adapter in ("", "generator") or not is_left_out, f"{role}.adapter={own.adapter} would not be read: its "
         "policy starts from another stage 1. Leave the adapter empty, or leave verifier.init_from empty and set "

@@ -31,6 +31,12 @@ class Row(NamedTuple):
     fields: dict[str, Any]
 
 
+def hub_repo(source: str) -> str:
+    """owner/name of a hub id; "" of a file."""
+    found = _HUB.fullmatch(source)
+    return found["repo"] if found else ""
+
+
 def read_rows(source: str | Path, may_be_empty: bool = False) -> list[Row]:
     """Reads a local file or a hub id (`HUB_FORM`), in order. ValueError names file and line: no such source, a line
     that is no JSON object, or no rows."""

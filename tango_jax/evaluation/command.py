@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import check_options
 from tango_jax.config import ROLES, default_config
+from tango_jax.evaluation.cost import CostBasis
 from tango_jax.evaluation.judging import open_verifier
 from tango_jax.evaluation.measures import SetResult, judge_result, solve_result
 from tango_jax.evaluation.output import write_rows, write_tables
@@ -38,6 +39,7 @@ from tango_jax.sampling.checkpoint_sampler import (
     CheckpointSamplerSettings,
     open_checkpoint_sampler,
     template_of,
+    uses_chat,
 )
 from tango_jax.tasks.own_grader import load_grader, try_grader
 from tango_jax.text.templates import generator_prompt, load_template, verifier_prompt
@@ -86,7 +88,8 @@ class Settings:
     verifier_max_prompt: int = _tokens("the verifier", VERIFIER_TOKENS)
     verifier_max_new: int = _tokens("a response", VERIFIER_TOKENS)
     verifier_template: str | None = _option(None, "name or file (default: math, or as in the run)")
-    use_chat: bool = _option(False, "prompts in the checkpoint's chat template (default: as in the run)")
+    use_chat: bool = _option(False, "prompts of --checkpoint in its chat template (default: as in the run)")
+    verifier_use_chat: bool = _option(False, "the same for --verifier")
     dtype: str = _option("float32", "default: %(default)s", choices=("float32", "bfloat16"))
     seed: int = _option(0, "of the problems drawn and of the sampling; default: 0", SEED)
     shard: int = _option(64, "problems done at once; an interruption costs up to one shard", COUNT)
@@ -105,8 +108,9 @@ class Settings:
     def sampler(self, role: str) -> CheckpointSamplerSettings:
         prefix, tokens = {"generator": ("", 2048), "verifier": ("verifier_", VERIFIER_TOKENS)}[role]
         own = {name: getattr(self, f"{prefix}{name}") for name in ("template", "max_prompt", "max_new")}
-        shared = {name: getattr(self, name) for name in ("use_chat", "dtype", "rows", "decode_tensor")}
-        return CheckpointSamplerSettings(**own, **shared, default_tokens=tokens, max_new_flag=f"{prefix}max_new")
+        shared = {name: getattr(self, name) for name in ("dtype", "rows", "decode_tensor")}
+        return CheckpointSamplerSettings(**own, **shared, use_chat=uses_chat(self, role), default_tokens=tokens,
+                                         max_new_flag=f"{prefix}max_new")
 
 
 def parse_settings(doc: str, argv: Sequence[str] | None) -> Settings:
@@ -129,6 +133,10 @@ def check(settings: Settings) -> None:
     check_options(settings, {one.name: within for one in fields if (within := one.metadata["within"])})
     require(settings.samples > 0 or not settings.skip_greedy,
             "--skip_greedy leaves nothing to write: set --samples to at least 1")
+    for flag, is_set in ((f"--votes={settings.votes}", settings.votes > 1), ("--scored", settings.scored)):
+        require(not is_set or "verifier" in models_of(settings), f"{flag} is of a verifier, and no solution is judged: "
+                f"name a --verifier, or leave {flag.partition('=')[0]} out")
+    uses_chat(settings, "verifier")
 
 
 def models_of(settings: Settings) -> dict[str, str]:
@@ -188,7 +196,8 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
         rows, verifications = _rows_of(eval_set, solve_shards, solved), _rows_of(eval_set, judge_shards, judged)
         is_solved = isinstance(eval_set, SolveSet)
         results.append(
-            solve_result(eval_set, rows, verifications) if is_solved else judge_result(eval_set, verifications)
+            solve_result(eval_set, rows, verifications, cost_basis(eval_set, samplers)) if is_solved else
+            judge_result(eval_set, verifications)
         )
         if hosts.is_first():
             write_rows(settings.out, eval_set, rows, verifications)
@@ -255,6 +264,14 @@ def check_prompt_lengths(
                 flag = {"generator": "--max_prompt", "verifier": "--verifier_max_prompt"}[role]
                 raise ValueError(f"{flag}={limit} is too short for every problem of {eval_set.name}: the shortest "
                                  f"makes a prompt of {shortest} tokens; raise it to at least that")
+
+
+def cost_basis(solve_set: SolveSet, samplers: dict[str, CheckpointSampler]) -> CostBasis:
+    generator, verifier = (samplers.get(role) for role in ROLES)
+    prompt_tokens = {number: _num_tokens("generator", generator, problem) for number, problem in solve_set.problems}
+    if verifier is None:
+        return CostBasis(prompt_tokens, generator.source.model_config, None)
+    return CostBasis(prompt_tokens, generator.source.model_config, verifier.source.model_config, verifier.is_sampled)
 
 
 def _num_tokens(role: str, sampler: CheckpointSampler, problem: Problem) -> int:
@@ -340,8 +357,11 @@ def _compare(path: Path, new: dict) -> None:
 def _comparable(settings: Settings) -> dict:
     fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in MAY_CHANGE}
     fields["sets"] = list(settings.sets)
-    if not settings.scored:  # evaluations begun before there was a choice go on
+    # Evaluations begun before there was a choice go on. One --use_chat was of both models then.
+    if not settings.scored:
         del fields["scored"]
+    if not settings.verifier_use_chat and not (settings.verifier and settings.use_chat):
+        del fields["verifier_use_chat"]
     # Longer training, other weights in the same place or an edited template make another model.
     for role, name in models_of(settings).items():
         step, fields[f"{role}_weights_digest"] = identify_weights(name, role)

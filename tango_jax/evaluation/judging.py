@@ -31,10 +31,10 @@ from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, CheckpointSamplerSettings, open_checkpoint_sampler
 from tango_jax.sampling.given_text import LogitsFn, make_logits_fn, make_text_reader, probability_of
-from tango_jax.text.mark_rows import blank_marks, mark_row
+from tango_jax.text.mark_rows import blank_marks, marks_alone
 from tango_jax.text.marks import Mark, find_deciding_tokens, of_judgements
 from tango_jax.text.prompts import solution_of
-from tango_jax.text.templates import step_row, verifier_prompt
+from tango_jax.text.templates import StepRow, step_row, verifier_prompt
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.source import kind_of
 from tango_jax.weights.workdir import identify_weights, read_config
@@ -71,6 +71,14 @@ class Place(NamedTuple):
     index: int  # of the token after which the two words differ
     correct: int  # the next token of each word
     incorrect: int
+
+
+class Reading(NamedTuple):
+    """Of a solution, by a verifier that writes nothing."""
+
+    text: str  # a verification with its marks
+    p_verdict: float | None  # P(CORRECT); None: there is no step
+    num_tokens: int  # of the pass, with the prompt; 0: there is none
 
 
 def judge_rows(
@@ -121,7 +129,8 @@ def open_verifier(name: str, settings: CheckpointSamplerSettings, is_scored: boo
     if sampler.source.model_config.score_head:
         return sampler
     arm = arm_or_none(read_config(Path(name).expanduser())) if kind_of(name) == "workdir" else None
-    return dataclasses.replace(sampler, reads_marks=is_scored or (arm is not None and arm.is_scored))
+    reads_marks = is_scored or (arm is not None and arm.is_scored)
+    return dataclasses.replace(sampler, reads_marks=reads_marks, stops=sampler.stops and not reads_marks)
 
 
 def read_claim(row: Row, settings: JudgeSettings, sampler: CheckpointSampler) -> Claim:
@@ -199,24 +208,37 @@ def _judge_by_scores(
 
 def score_solutions(sampler: CheckpointSampler, solutions: Sequence[Solution]) -> list[Verification]:
     """By a process reward model with weights; of a long solution, the steps that fit into `max_prompt`."""
-    rows = [step_row(sampler.template, sampler.tokenizer, solution.problem, solution.text, sampler.max_prompt)
-            for solution in solutions]
     reader = make_text_reader(sampler.source.model_config, sampler.sampler)
-    found = reader.step_probabilities(sampler.weights, rows)
+    found = reader.step_probabilities(sampler.weights, _step_rows(sampler, solutions))
     return [scored_verification(*pair) for pair in zip(solutions, found, strict=True)]
 
 
-def texts_without_sampling(
+def _step_rows(sampler: CheckpointSampler, solutions: Sequence[Solution]) -> list[StepRow]:
+    return [step_row(sampler.template, sampler.tokenizer, solution.problem, solution.text, sampler.max_prompt)
+            for solution in solutions]
+
+
+def read_solutions(
     sampler: CheckpointSampler, prompts: Sequence[list[int]], solutions: Sequence[Solution]
-) -> list[str]:
-    """Verifications by a sampler that is not `is_sampled`. Where marks are read, each has the likelier word; the text
-    is empty where the marks have more tokens than a response may."""
-    if not sampler.reads_marks:
-        return [one.text for one in score_solutions(sampler, solutions)]
-    rows = [mark_row(sampler.tokenizer, len(one.steps), sampler.sampler.config.cache_buckets[-1]) for one in solutions]
-    found = mark_probabilities(sampler.tokenizer, make_logits_fn(sampler), prompts, [row.tokens for row in rows])
-    return ["" if row.is_cut else row.written([p >= 0.5 for p in p_steps])[0]
-            for row, (p_steps, _) in zip(rows, found, strict=True)]
+) -> list[Reading]:
+    """By a sampler with weights, in one pass: a process reward model's steps, or else the marks in a verification
+    without remarks. Nothing is read where the marks have more tokens than a response may."""
+    if sampler.source.model_config.score_head:
+        found = zip(score_solutions(sampler, solutions), _step_rows(sampler, solutions), strict=True)
+        return [Reading(one.text, round(min(one.p_steps), _DIGITS), len(row.tokens)) if one.p_steps else
+                Reading(one.text, None, 0) for one, row in found]
+    limit = sampler.sampler.config.cache_buckets[-1]
+    marks = [blank_marks(sampler.tokenizer, len(one.steps)) for one in solutions]
+    # Without steps there is a text, without a verdict.
+    texts = ["" if len(tokens) > limit else marks_alone([]).partition("<final_verification>")[0] for tokens in marks]
+    readings = [Reading(text, None, 0) for text in texts]
+    read = [c for c, tokens in enumerate(marks) if solutions[c].steps and len(tokens) <= limit]
+    found = mark_probabilities(
+        sampler.tokenizer, make_logits_fn(sampler), [prompts[c] for c in read], [marks[c] for c in read])
+    for c, (p_steps, _) in zip(read, found, strict=True):
+        p_verdict = round(math.prod(p_steps), _DIGITS)
+        readings[c] = Reading(marks_alone([p >= 0.5 for p in p_steps]), p_verdict, len(prompts[c]) + len(marks[c]))
+    return readings
 
 
 def mark_probabilities(

@@ -6,11 +6,18 @@ from typing import NamedTuple
 import numpy as np
 
 from tango_jax.data.processbench import NO_ERROR
+from tango_jax.evaluation.cost import Cost, CostBasis, Costs, costs_of
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, comparable
-from tango_jax.evaluation.responses import as_verification, claims_of, scores_of, voted_first_wrong
+from tango_jax.evaluation.responses import (
+    as_verification,
+    claims_of,
+    probabilities_of,
+    scores_of,
+    voted_first_wrong,
+)
 from tango_jax.evaluation.sets import JudgeSet, SolveSet, grader_name
 from tango_jax.evaluation.shards import GREEDY, JudgedRow, SolvedRow
-from tango_jax.evaluation.voting import Ballot, reported_sample_counts, selection_accuracies
+from tango_jax.evaluation.voting import Ballot, accuracy_of, reported_sample_counts, selection_accuracies
 from tango_jax.records import Solution
 from tango_jax.tracking.intervals import (
     Estimate,
@@ -40,6 +47,7 @@ class Metric(NamedTuple):
     k: int  # samples it takes; 0: does not apply
     count: int  # problems or solutions behind it
     estimate: Estimate
+    cost: Cost | None = None  # of a problem, where an answer is selected from k samples
 
 
 class SetResult(NamedTuple):
@@ -58,7 +66,9 @@ class SetResult(NamedTuple):
         return not self.grader and comparable(self.name, self.count, self.is_whole)
 
 
-def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow]) -> SetResult:
+def solve_result(
+    solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow], basis: CostBasis
+) -> SetResult:
     count = len(solve_set.problems)
     by_claim = _by_claim(judged)
     greedy = [row for row in rows if row.sample == GREEDY]
@@ -69,13 +79,11 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
         metrics.append(Metric(solve_set.name, "greedy", 1, count, bootstrap_means(correct_O1)[0]))
         draws_J = mean_draws(correct_O1)[:, 0]
     if sampled:
-        metrics += _selection(solve_set.name, sampled, by_claim)
-        tokens = {"sample_tokens": [row.num_tokens for row in sampled]}
-        if judged:
-            tokens["verification_tokens"] = [
-                sum(vote.num_tokens for vote in by_claim[row.number, row.sample]) for row in sampled]
-        metrics += [_without_interval(solve_set.name, name, len(sampled), float(np.mean(counts)))
-                    for name, counts in tokens.items()]
+        costs = costs_of(basis, sampled, by_claim)
+        metrics += _selection(solve_set.name, ballots_of(sampled, by_claim, basis.is_written), costs)
+        metrics += [_without_interval(solve_set.name, f"{name}_{measure}", costs.samples, getattr(cost, measure))
+                    for name in ("prompt", "sample", "verification", "scored") if (cost := getattr(costs, name))
+                    for measure in Cost._fields if measure == "flops" or cost.tokens]
     # Figures of responses are of problems that were asked.
     described = [row for row in greedy or sampled if not row.is_too_long] or greedy or sampled
     solutions = [claim.solution for claim in claims_of(solve_set, described)]
@@ -88,8 +96,10 @@ def solve_result(solve_set: SolveSet, rows: Sequence[SolvedRow], judged: Sequenc
     if judged:
         votes = [by_claim[row.number, row.sample] for row in described]
         metrics += _verifier(solve_set.name, [row.number for row in described], solutions, votes)
+    solved = {(row.number, row.sample) for row in rows if not row.is_too_long}
+    notes = _solve_notes(rows) + _judge_notes([row for row in judged if (row.number, row.sample) in solved])
     return SetResult(solve_set.name, solve_set.source, "generator", count, solve_set.is_whole, tuple(metrics), draws_J,
-                     _solve_notes(rows) + _judge_notes(judged), grader_name(solve_set))
+                     notes, grader_name(solve_set))
 
 
 def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
@@ -144,35 +154,46 @@ def _without_interval(set_name: str, name: str, count: int, value: float) -> Met
     return Metric(set_name, name, 0, count, Estimate(float(value), float("nan"), float("nan")))
 
 
-def ballots_of(sampled: Sequence[SolvedRow], by_claim: dict) -> list[Ballot]:
+def ballots_of(sampled: Sequence[SolvedRow], by_claim: dict, is_written: bool) -> list[Ballot]:
     groups: dict[int, list[SolvedRow]] = {}
     for row in sorted(sampled, key=lambda row: (row.number, row.sample)):
         groups.setdefault(row.number, []).append(row)
     ballots = []
     for rows in groups.values():
-        scores = [scores_of(by_claim[row.number, row.sample]) for row in rows] if by_claim else []
+        votes = [by_claim[row.number, row.sample] for row in rows] if by_claim else []
+        scores = [scores_of(of_one) | probabilities_of(of_one, is_written) for of_one in votes]
         by_name = {name: np.array([score[name] for score in scores]) for name in (scores[0] if scores else ())}
         classes, is_correct = [row.answer_class for row in rows], [row.is_correct for row in rows]
         ballots.append(Ballot(np.array(classes), np.array(is_correct), by_name))
     return ballots
 
 
-def _selection(set_name: str, sampled: Sequence[SolvedRow], by_claim: dict) -> list[Metric]:
-    """Every rule at every number of samples and, with a verifier, its gain over the majority of all samples."""
-    ballots = ballots_of(sampled, by_claim)
-    num_samples, metrics = len(ballots[0].is_correct_M), []
-    for k in reported_sample_counts(num_samples):
+def _selection(set_name: str, ballots: Sequence[Ballot], costs: Costs) -> list[Metric]:
+    """Every rule at every number of samples and, with a verifier, at the most samples that cost no more than each of
+    these numbers does with majority. Gains are over the majority of all samples."""
+    num_samples, values = len(ballots[0].is_correct_M), {}
+    counts = reported_sample_counts(num_samples)
+    for k in counts:
         rows = [selection_accuracies(ballot, k) for ballot in ballots]
-        names = list(rows[0])
-        values_OA = np.array([[row[name] for name in names] for row in rows])
+        values |= {(rule, k): [row[rule] for row in rows] for rule in rows[0]}
+    rules = [rule for rule, k in values if k == 1 and "_by_" in rule]
+    gains = {f"{rule}_minus_majority": (rule, num_samples) for rule in rules if num_samples > 1}
+    for measure in Cost._fields:
+        for rule in rules:
+            for count in counts:
+                k = costs.most_samples(rule, measure, getattr(costs.of("majority", count), measure), num_samples)
+                if k and (rule, k) not in values:
+                    values[rule, k] = [accuracy_of(ballot, rule, k) for ballot in ballots]
+            if k and num_samples > 1:  # paid for by the last count, all samples
+                gains[f"{rule}_minus_majority_at_equal_{measure}"] = (rule, k)
+    metrics = [Metric(set_name, rule, k, len(ballots), estimate, costs.of(rule, k)) for (rule, k), estimate
+               in zip(values, bootstrap_means(np.array(list(values.values())).T), strict=True)]
+    if gains:
+        chosen_OA = np.array([values[place] for place in gains.values()]).T
+        estimates = paired_differences(chosen_OA, np.array(values["majority", num_samples]))
         metrics += [Metric(set_name, name, k, len(ballots), estimate)
-                    for name, estimate in zip(names, bootstrap_means(values_OA), strict=True)]
-        if k == num_samples > 1 and by_claim:
-            by_rule = names[names.index("majority") + 1 :]
-            gains = paired_differences(values_OA[:, -len(by_rule) :], values_OA[:, names.index("majority")])
-            metrics += [Metric(set_name, f"{name}_minus_majority", k, len(ballots), estimate)
-                        for name, estimate in zip(by_rule, gains, strict=True)]
-    return metrics
+                    for (name, (_, k)), estimate in zip(gains.items(), estimates, strict=True)]
+    return sorted(metrics, key=lambda metric: metric.k)
 
 
 def _verifier(
@@ -247,7 +268,12 @@ def _solve_notes(rows: Sequence[SolvedRow]) -> tuple[str, ...]:
 
 def _judge_notes(judged: Sequence[JudgedRow]) -> tuple[str, ...]:
     told = {"is_shortened": "verifications of a solution that was shortened to fit",
-            "is_too_long": "solutions were not judged, and count as INVALID: there is none, or its problem is too long",
             "is_truncated": "verifications were cut off at the length limit"}
     counts = {name: sum(getattr(row, name) for row in judged) for name in told}
-    return tuple(f"{count} of {len(judged)} {told[name]}" for name, count in counts.items() if count)
+    claims = {(row.number, row.sample): row.is_too_long for row in judged}
+    unjudged = sum(claims.values())
+    notes = [f"{count} of {len(judged)} {told[name]}" for name, count in counts.items() if count]
+    if unjudged:
+        notes.append(f"{unjudged} of {len(claims)} solutions were not judged, and count as INVALID: their problem is "
+                     "too long for the verifier")
+    return tuple(notes)

@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from tango_jax.evaluation.cost import Cost, is_within
+from tango_jax.evaluation.cost_figure import draw_costs
 from tango_jax.evaluation.measures import AVERAGE, VERIFIER, Metric, SetResult, averages, value_of
 from tango_jax.evaluation.published import MATHEMATICS, OUT_OF_DOMAIN, PROCESSBENCH, SOURCE, has_published, rows_for
 from tango_jax.evaluation.responses import first_wrong
@@ -17,20 +19,29 @@ from tango_jax.runtime.atomic import write_atomically
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.model_text import markdown_cell
 from tango_jax.tracking.intervals import Estimate
+from tango_jax.tracking.plots import save_figure
 
 LABELS = {
     "pass": "pass@k: an oracle picks (upper bound)",
     "majority": "maj@k: majority vote",
     "best_of_by_verdict": "best of k by the verdict",
+    "best_of_by_probability": "best of k by the verdict's probability",
+    "best_of_by_scored": "best of k by P(CORRECT) read in one pass",
     "best_of_by_steps": "best of k by the share of approved steps",
     "vote_by_verdict": "votes weighted by the verdict",
+    "vote_by_probability": "votes weighted by the verdict's probability",
+    "vote_by_scored": "votes weighted by P(CORRECT) read in one pass",
     "vote_by_steps": "votes weighted by the share of approved steps",
 }
 FIRST_WRONG = ("f1", "accuracy_erroneous", "accuracy_correct", "rate_misaligned")
 SUMMARY = {"greedy": "greedy", "pass": "pass@n", "majority": "maj@n", "best_of_by_verdict": "best of n, verdict",
            "f1": "first-error F1", "verifier_outcome_f1": "outcome F1", "verifier_step_f1": "step F1"}
+COSTS = {"prompt": "a problem's prompt", "sample": "a sample", "verification": "its verification",
+         "scored": "its steps, read in one pass,"}
+_NO_COST = Cost(math.nan, math.nan)
 TABLES = ("tables.md", "tables.csv")
-CSV_COLUMNS = ("set", "metric", "k", "count", "value", "low", "high")
+FIGURE = "cost.png"
+CSV_COLUMNS = ("set", "metric", "k", "count", "value", "low", "high", *Cost._fields)
 
 
 def write_rows(out: Path, eval_set: EvalSet, rows: Sequence[SolvedRow], judged: Sequence[JudgedRow]) -> None:
@@ -59,11 +70,14 @@ def write_tables(out: Path, introduction: str, results: Sequence[SetResult], con
     texts = (markdown(introduction, results, means), csv_text(results, means))
     for name, text in zip(TABLES, texts, strict=True):
         write_atomically(out / name, text)
+    figure = draw_costs(results, LABELS)
+    if figure:
+        save_figure(figure, out / FIGURE)
     found = [(one.name, {metric.name: metric.estimate for metric in one.metrics}) for one in results]  # ascending k
     rows = [(name, *(percent(estimates.get(metric)) for metric in SUMMARY)) for name, estimates in found]
     console.table("percent, with 95 % intervals", ("set", *SUMMARY.values()), rows)
     console.log("files:")
-    for name in (*TABLES, "rows"):
+    for name in (*TABLES, *[FIGURE] * bool(figure), "rows"):
         console.log(f"  {out / name}")
 
 
@@ -91,8 +105,9 @@ def csv_text(results: Sequence[SetResult], averages: Sequence[Metric]) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for metric in [metric for result in results for metric in result.metrics] + list(averages):
-        estimate = ("" if math.isnan(value) else f"{value:.6g}" for value in metric.estimate)
-        writer.writerow([metric.set, metric.name, metric.k or "", metric.count, *estimate])
+        numbers = (*metric.estimate, *(metric.cost or _NO_COST))
+        cells = ("" if math.isnan(number) else f"{number:.6g}" for number in numbers)
+        writer.writerow([metric.set, metric.name, metric.k or "", metric.count, *cells])
     return stream.getvalue()
 
 
@@ -146,11 +161,43 @@ def _samples(result: SetResult) -> list[str]:
     rows = [[LABELS[name], *(percent(value_of(result, name, k)) for k in ks), *[percent(gains[name])] * has_gains]
             for name in names]
     parts = [f"## {result.name}, sampled: {result.count} problems", table(head, rows)]
-    if is_judged := value_of(result, "verification_tokens"):
-        sample, judged = value_of(result, "sample_tokens").value, is_judged.value
-        parts.append(f"A sample takes {sample:.0f} tokens and its verification {judged:.0f}: a rule with a "
-                     f"verifier takes {1 + judged / sample:.1f} times the tokens of one without.")
+    return parts + _at_equal_cost(result, ks)
+
+
+def _at_equal_cost(result: SetResult, ks: Sequence[int]) -> list[str]:
+    """What each rule reaches with as many samples as it can pay for, where majority takes k."""
+    points = [metric for metric in result.metrics if metric.cost and metric.name in LABELS and metric.name != "pass"]
+    rules = [rule for rule in LABELS if any(point.name == rule for point in points)]
+    if len(rules) < 2 or len(ks) < 2:
+        return []
+    parts = [f"Mean costs, by arithmetic: {_costs_text(result)}. At equal cost, with the most samples that a rule can "
+             "pay for:"]
+    for measure, unit, form in (("tokens", "sampled tokens", ".0f"), ("flops", "FLOPs", ".2e")):
+        budgets = [getattr(point.cost, measure) for k in ks for point in points
+                   if (point.name, point.k) == ("majority", k)]
+        rows = []
+        for rule in rules:
+            cells = []
+            for budget in budgets:
+                paid = [point for point in points if point.name == rule and is_within(point.cost, measure, budget)]
+                best = max(paid, key=lambda point: point.k, default=None)
+                cells.append(f"{percent(best.estimate)}, k = {best.k}" if best else "–")
+            gain = value_of(result, f"{rule}_minus_majority_at_equal_{measure}")
+            rows.append([LABELS[rule], *cells, percent(gain)])
+        spent = (f"k = {k}: {format(budget, form)}" for k, budget in zip(ks, budgets, strict=True))
+        head = [f"accuracy for the {unit} of maj@k", *spent, f"k = {ks[-1]}, minus majority"]
+        parts.append(table(head, rows))
     return parts
+
+
+def _costs_text(result: SetResult) -> str:
+    texts = []
+    for name, label in COSTS.items():
+        tokens, flops = (value_of(result, f"{name}_{measure}") for measure in Cost._fields)
+        if flops:
+            sampled = f"{tokens.value:.0f} sampled tokens, " if tokens else ""
+            texts.append(f"{label} {sampled}{flops.value:.2e} FLOPs")
+    return "; ".join(texts)
 
 
 def _verifier_details(results: Sequence[SetResult]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tango_jax.data.processbench import NO_ERROR
 from tango_jax.data.teacher_rows import write_part
-from tango_jax.evaluation.judging import texts_without_sampling
+from tango_jax.evaluation.judging import Reading, mark_probabilities, read_solutions
 from tango_jax.evaluation.sets import Claim, SolveSet
 from tango_jax.evaluation.shards import GREEDY, JudgedRow, Shard, SolvedRow, digest, read_shard
 from tango_jax.evaluation.voting import NO_ANSWER, answer_classes
@@ -19,6 +19,7 @@ from tango_jax.records import Problem, Verification
 from tango_jax.runtime import hosts, rng
 from tango_jax.runtime.keys import MAX_SAMPLES
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler
+from tango_jax.sampling.given_text import make_logits_fn
 from tango_jax.tasks.own_grader import grade_solutions, version_of
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 
@@ -137,30 +138,51 @@ def claims_of(solve_set: SolveSet, rows: Sequence[SolvedRow]) -> list[Claim]:
     ]
 
 
+class Written(NamedTuple):
+    """A verification that was sampled."""
+
+    text: str
+    is_truncated: bool
+    num_tokens: int
+    p_verdict: float | None
+
+
 def judge_shard(
     sampler: CheckpointSampler, shard: Shard, votes: int, temperature: float, num_samples: int, seed: int
 ) -> list[JudgedRow]:
     """`votes` verifications of every claim, by claim. `num_samples`: solutions of each problem."""
     prompts = [_claim_prompt(sampler, claim) for claim in shard.items]
     asked = [c for c, prompt in enumerate(prompts) if prompt is not None]
-    responses: dict[tuple[int, int], tuple] = {}  # (claim, vote) -> text, is_truncated, tokens
-    if not sampler.is_sampled:  # one vote, without tokens
-        texts = texts_without_sampling(
-            sampler, [prompts[c][0] for c in asked], [shard.items[c].solution for c in asked])
-        responses = {(c, 0): (text, False, 0) for c, text in zip(asked, texts, strict=True)}
-    elif asked:
+    read, written = asked, {}
+    if sampler.is_sampled and asked:
+        read = [c for c in asked if isinstance(shard.set, SolveSet) and shard.items[c].sample != GREEDY]
         places = [shard.items[c].number * (num_samples + 1) + shard.items[c].sample + 1 for c in asked]
         row_PM = np.array([[place * votes + vote for vote in range(votes)] for place in places]) % 2**31  # int32
         key = rng.step_key(seed, "judge", shard.set.name)
-        rollout = sampler.sample([prompts[c][0] for c in asked], row_PM, key, temperature)
-        keys = [(c, vote) for c in asked for vote in range(votes)]
-        rows = zip(keys, rollout.tokens, rollout.is_truncated_B, strict=True)
-        responses = {key: (sampler.tokenizer.decode(tokens), bool(is_cut), len(tokens)) for key, tokens, is_cut in rows}
+        written = _write(sampler, {c: prompts[c][0] for c in asked}, set(read), row_PM, key, temperature)
+    solutions = [shard.items[c].solution for c in read]
+    found = read_solutions(sampler, [prompts[c][0] for c in read], solutions) if read else []
+    readings = dict(zip(read, found, strict=True))
     return [
-        _judged_row(claim, vote, prompts[c], sampler.stops, *responses.get((c, vote), ("", False, 0)))
+        _judged_row(claim, vote, prompts[c], sampler.stops, written.get((c, vote)), readings.get(c))
         for c, claim in enumerate(shard.items)
         for vote in range(votes)
     ]
+
+
+def _write(
+    sampler: CheckpointSampler, prompts: dict[int, list[int]], read: set[int], row_PM: np.ndarray,
+    key: np.ndarray, temperature: float,
+) -> dict[tuple[int, int], Written]:
+    """(claim, vote) -> verification. The probabilities of the claims in `read` are read."""
+    rollout = sampler.sample(list(prompts.values()), row_PM, key, temperature)
+    tokens = dict(zip([(c, vote) for c in prompts for vote in range(row_PM.shape[1])], rollout.tokens, strict=True))
+    wanted = [place for place in tokens if place[0] in read]
+    found = mark_probabilities(sampler.tokenizer, make_logits_fn(sampler), [prompts[c] for c, _ in wanted],
+                               [tokens[place] for place in wanted]) if wanted else []
+    p_verdict = {place: p for place, (_, p) in zip(wanted, found, strict=True)}
+    return {place: Written(sampler.tokenizer.decode(ids), bool(is_cut), len(ids), p_verdict.get(place))
+            for (place, ids), is_cut in zip(tokens.items(), rollout.is_truncated_B, strict=True)}
 
 
 def _claim_prompt(sampler: CheckpointSampler, claim: Claim) -> tuple[list[int], bool] | None:
@@ -178,15 +200,18 @@ def _claim_prompt(sampler: CheckpointSampler, claim: Claim) -> tuple[list[int], 
 
 
 def _judged_row(
-    claim: Claim, vote: int, prompt: tuple | None, stops: bool, text: str, is_truncated: bool, num_tokens: int
+    claim: Claim, vote: int, prompt: tuple | None, stops: bool, written: Written | None, reading: Reading | None
 ) -> JudgedRow:
-    solution = claim.solution
+    solution, text = claim.solution, written.text if written else reading.text if reading else ""
     parsed = parse_verification(text, len(solution.steps), solution.format_score, stops)
     return JudgedRow(
         number=claim.number, sample=claim.sample, vote=vote, claim=digest(solution.problem.question, solution.text),
         text=text, verdict=parsed.verdict, judgements=parsed.judgements, is_aligned=parsed.aligned,
-        format_score=float(parsed.format_score), is_truncated=is_truncated, num_tokens=num_tokens,
-        is_shortened=prompt is not None and prompt[1], is_too_long=prompt is None,
+        format_score=float(parsed.format_score), is_truncated=bool(written) and written.is_truncated,
+        num_tokens=written.num_tokens if written else 0, is_shortened=prompt is not None and prompt[1],
+        is_too_long=prompt is None, num_prompt=len(prompt[0]) if written else 0,
+        num_scored=reading.num_tokens if reading else 0, p_verdict=written.p_verdict if written else None,
+        p_scored=reading.p_verdict if reading else None,
     )
 
 
@@ -224,3 +249,9 @@ def scores_of(rows: Sequence[JudgedRow]) -> dict[str, float]:
     stops at the first error: the share of the steps before it."""
     approved = [row.judgements.count(True) / len(row.judgements) if row.is_aligned else 0.0 for row in rows]
     return {"verdict": float(np.mean([row.verdict == "CORRECT" for row in rows])), "steps": float(np.mean(approved))}
+
+
+def probabilities_of(rows: Sequence[JudgedRow], is_written: bool) -> dict[str, float]:
+    """P(CORRECT) of one solution, 0 without a verdict: the mean of what is written, and as read in one pass."""
+    probability = {"probability": float(np.mean([row.p_verdict or 0.0 for row in rows]))} if is_written else {}
+    return probability | {"scored": rows[0].p_scored or 0.0}

@@ -56,6 +56,12 @@ class JudgedRow:
     num_tokens: int
     is_shortened: bool  # the solution was cut to fit the prompt
     is_too_long: bool  # not even the problem fits, or there is nothing to judge: no verdict
+    num_prompt: int  # tokens of the prompt of what is written
+    num_scored: int  # tokens of the pass that reads marks or steps, with their prompt
+    # P(CORRECT) as `judge` gives it: of the verdict that is written, and of the steps read in one pass. None: there is
+    # no verdict. Of a verifier that writes, both are read only of sampled solutions, which compete.
+    p_verdict: float | None
+    p_scored: float | None
 
     shown: ClassVar = {"format": "format_score", "aligned": "is_aligned", "tokens": "num_tokens"}
 

@@ -4,6 +4,7 @@ Every accuracy is an expectation over which k of the n samples are used, and ove
 more than MAX_SUBSETS choices, that many are drawn, the same ones for every rule.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from math import comb
@@ -59,6 +60,7 @@ def answer_classes(
     return classes
 
 
+@functools.cache
 def subsets_JC(num_samples: int, k: int) -> np.ndarray:
     """The samples in each choice of k, int [J, k]: all choices, or MAX_SUBSETS drawn ones."""
     if comb(num_samples, k) <= MAX_SUBSETS:
@@ -91,15 +93,22 @@ def best_of(ballot: Ballot, score_M: np.ndarray, k: int) -> float:
     return float(((is_top_JC & ballot.is_correct_M[chosen_JC]).sum(axis=1) / is_top_JC.sum(axis=1)).mean())
 
 
+def rules_of(ballot: Ballot) -> tuple[str, ...]:
+    by_score = (f"{rule}_by_{name}" for name in ballot.score_M for rule in ("best_of", "vote"))
+    return ("pass", "majority", *by_score)
+
+
+def accuracy_of(ballot: Ballot, rule: str, k: int) -> float:
+    kind, _, score = rule.partition("_by_")
+    if kind == "pass":
+        return pass_at_k(len(ballot.is_correct_M), int(ballot.is_correct_M.sum()), k)
+    if kind == "majority":
+        return majority(ballot, k)
+    return {"best_of": best_of, "vote": weighted_vote}[kind](ballot, ballot.score_M[score], k)
+
+
 def selection_accuracies(ballot: Ballot, k: int) -> dict[str, float]:
-    values = {
-        "pass": pass_at_k(len(ballot.is_correct_M), int(ballot.is_correct_M.sum()), k),
-        "majority": majority(ballot, k),
-    }
-    for name, score_M in ballot.score_M.items():
-        values[f"best_of_by_{name}"] = best_of(ballot, score_M, k)
-        values[f"vote_by_{name}"] = weighted_vote(ballot, score_M, k)
-    return values
+    return {rule: accuracy_of(ballot, rule, k) for rule in rules_of(ballot)}
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:

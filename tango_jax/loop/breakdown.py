@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.defaults import KEYS
 from tango_jax.rl.less_memory import less_memory
+from tango_jax.rl.optimizer import peak_rate
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime.device_memory import names_what_is_full
 from tango_jax.runtime.failures import OutOfMemory, typed_command
@@ -78,6 +79,7 @@ def explained(
 def _advice(config: ConfigDict, role: str, workdir: Any, newest: int | None) -> str:
     """Only settings that can be changed: a workdir cannot be resumed with others."""
     optimizer = config[role].optimizer
+    name, rate = peak_rate(optimizer, config[role].model.lora.rank > 0)
     kept = "there is no checkpoint yet" if newest is None else (
         f"the newest checkpoint, of turn {newest}, holds finite parameters"
     )
@@ -89,6 +91,6 @@ def _advice(config: ConfigDict, role: str, workdir: Any, newest: int | None) -> 
     saves = f" ({' '.join(stage_one)} reuses its stage 1)" if stage_one else ""
     return (
         f"Nothing of it is saved; {kept}. {workdir} can only be resumed with its own settings: choose a new "
-        f"--workdir{saves} with a lower {role}.optimizer.lr (it is {optimizer.lr:g}) or {role}.optimizer.clip_norm "
+        f"--workdir{saves} with a lower {role}.optimizer.{name} (it is {rate:g}) or {role}.optimizer.clip_norm "
         f"({optimizer.clip_norm:g})"
     )

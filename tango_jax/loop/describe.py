@@ -57,8 +57,9 @@ def describe_run(
                     "own updates; AdamW's moments are shared")
     tables: dict[tuple, list[str]] = {}
     for role, policy in policies.items():
-        if config[role].reward and role in arm.turns:
-            console.log(f"{config[role].reward} is added to the {role}'s reward")
+        for own in method.own_rewards.get(role, ()) if role in arm.turns else ():
+            times = f"{own.weight:g} x " if own.weight != 1 else ""
+            console.log(f"{times}{own.function.name} is added to the {role}'s reward")
         if (start := config[role].checkpoint) and not (policy.is_shared and role == "verifier"):
             half = ": from its generator, and not from its verifier" * (policy.is_shared and has_two_policies(start))
             console.log(f"{'one policy' if policy.is_shared else f'the {role}'} starts from {start}{half}")
@@ -99,7 +100,7 @@ def describe_results(console: Console, config: ConfigDict, workdir: Path, summar
                         f"{verifier[f'{key}_final']:.3f}")
     console.log(
         f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, {summary['compiles_after_warmup']} "
-        f"compilations after warm-up, {summary['wall_seconds']:.0f} s since it was last started"
+        f"compilations after warm-up since it was last started, {summary['wall_seconds']:.0f} s in all its starts"
     )
     for line in compare(config, workdir) if hosts.is_first() else ():
         console.log(line)

@@ -15,6 +15,7 @@ from tango_jax.loop.breakdown import names_memory
 from tango_jax.loop.imitation import heldout_batch, sft_batch, sft_pairs
 from tango_jax.loop.init_from import UNTRAINED, passes_gate, sft_directory
 from tango_jax.records import Batch, TrainState, with_base
+from tango_jax.rl.optimizer import peak_rate
 from tango_jax.rl.policy import Policy
 from tango_jax.rl.supervised import Sft, make_sft
 from tango_jax.runtime import hosts, rng
@@ -182,10 +183,11 @@ def _usable_loss(run: SftRun, step: int, state: TrainState, base: dict, heldout:
 
 def _breakdown(run: SftRun, step: int, what: str) -> FloatingPointError:
     role, sft, last = run.policy.role, run.policy.config.sft, run.checkpointer.latest_step()
+    name, rate = peak_rate(sft.optimizer, run.policy.trains_adapters)
     kept = "there is no earlier checkpoint" if last is None else f"the last checkpoint is of step {last}"
     return FloatingPointError(
         f"step {step} of the {role}'s stage 1 {what}; it is not saved, and {kept}. Resuming would repeat it: choose a "
-        f"new --workdir and lower {role}.sft.optimizer.lr={sft.optimizer.lr:g}"
+        f"new --workdir and lower {role}.sft.optimizer.{name}={rate:g}"
     )
 
 

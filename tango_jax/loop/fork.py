@@ -1,15 +1,18 @@
 """A fork: a run that begins with the newest policies of another run. Its settings may differ."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from tango_jax.method.own_arm import shares_policy
 from tango_jax.records import Memory, States
 from tango_jax.rl.policy import Policy
-from tango_jax.runtime.checkpoint import Restored, complete_steps, peek_meta, read_state
+from tango_jax.runtime.checkpoint import Restored, peek_meta, read_state
 from tango_jax.runtime.checks import require
+from tango_jax.runtime.sealed import complete_steps
 from tango_jax.weights.source import NUMERICS
 from tango_jax.weights.workdir import BASE, has_one_policy, read_config, start_source
 
@@ -34,16 +37,19 @@ def check_fork(config: ConfigDict, policies: dict[str, Policy], abstract_states:
     peek_meta(checkpoints, abstract_states)
 
 
-def read_fork(config: ConfigDict, turn: int, abstract_states: States, fingerprints: dict[str, str]) -> Restored:
-    """The policies of the other run after this turn, with their moments, as the checkpoint of a run without turns. The
-    problems go on where it was, if they are the same ones."""
-    found = read_state(Path(config.fork_of).expanduser() / "checkpoints", abstract_states, only=turn)
+def read_fork(
+    config: ConfigDict, fork: Mapping[str, Any], abstract_states: States, fingerprints: dict[str, str]
+) -> Restored:
+    """The policies of the other run, with their moments, as the checkpoint of a run without turns. If the problems are
+    the same ones, they go on where it was. Other statistics go on if the arm is the same one as well. `fork`: as in
+    provenance.json."""
+    found = read_state(Path(config.fork_of).expanduser() / "checkpoints", abstract_states, only=fork["turn"])
     theirs = found.meta["source_fingerprint"]
     others = [name for name, now in fingerprints.items() if name.endswith(BASE) and theirs.get(name, now) != now]
     require(not others, f"fork_of={config.fork_of}: its adapters were trained on other weights than this run loads "
             f"({', '.join(others)}): name the checkpoint of that run, and its stage 1 in init_from")
-    memory = Memory.restored(found.meta).replace(turn=0)
-    if theirs["problems"] != fingerprints["problems"]:
-        memory = memory.replace(cursors={}, passes={})
+    memory, there = Memory(), Memory.restored(found.meta)
+    if fork["is_task"] and theirs["problems"] == fingerprints["problems"]:
+        memory = there.replace(turn=0) if fork["is_arm"] else Memory(cursors=there.cursors, passes=there.passes)
     begun = {"metrics_bytes": 0, "seconds": 0.0, "owes_evaluation": True}
     return found._replace(step=0, meta=memory.stored() | begun)

@@ -3,7 +3,6 @@
 They run at the start, and again when parameters are loaded: a damaged checkpoint falls back to an earlier step.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tango_jax.method.own_arm import shares_policy
 from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
 from tango_jax.runtime.failures import typed_command
 from tango_jax.tracking.provenance import read_provenance
-from tango_jax.weights.workdir import has_one_policy
+from tango_jax.weights.workdir import has_one_policy, settings_of
 
 ROLES = ("generator", "verifier")
 UNTRAINED = "untrained"  # in the record of a stage 1 that a role did not need, or had nothing for (self_stage_one.py)
@@ -39,7 +38,7 @@ def check_init_from(config: ConfigDict, roles: Sequence[str] = ROLES) -> None:
 
 
 def _check_continued(config: ConfigDict, role: str, source: str, is_full: bool) -> None:
-    settings, here, verifier = _settings(source), flatten(config), config.verifier
+    settings, here, verifier = settings_of(source), flatten(config), config.verifier
     name, is_shared = f"{role}.init_from={source}", shares_policy(config)
     for key in (f"{role}.model.lora.alpha", f"{role}.model.lora.base_dtype"):
         if not is_full and settings.get(key, here[key]) != here[key]:
@@ -62,7 +61,7 @@ def _check_continued(config: ConfigDict, role: str, source: str, is_full: bool) 
 
 def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: dict) -> None:
     """Raise ValueError unless a stage 1 has made all its steps, at least `sft.steps`, and passes both runs' gates."""
-    name, settings = f"{role}.init_from={source}", _settings(source)
+    name, settings = f"{role}.init_from={source}", settings_of(source)
     steps = settings.get(f"{role}.sft.steps", 0)
     if meta.get(UNTRAINED):
         return
@@ -92,7 +91,7 @@ def what_it_lacks(config: ConfigDict, roles: Sequence[str], source: str) -> str:
     told = f", which has no examples of {', '.join(sorted(missing))}" if missing else ""
     if "verifier" in roles and arm and bool(arm.get("is_scored")) != method.arm.is_scored:
         told += f", whose verifications have {'' if method.arm.is_scored else 'no '}remarks"
-    if tuple(roles) == ("generator",) and _settings(source) and has_one_policy(Path(source).expanduser()):
+    if tuple(roles) == ("generator",) and settings_of(source) and has_one_policy(Path(source).expanduser()):
         told += (". In that run one policy then learned the verifier's texts: to start after both, set "
                  f"verifier.adapter=generator and verifier.init_from={source}")
     return told
@@ -105,19 +104,10 @@ def passes_gate(limit: float, loss: float) -> bool:
 
 def _what_is_missing(role: str, source: str) -> str:
     start = f"{role}.init_from={source}: there is no stage-1 checkpoint of the {role} in {sft_directory(source, role)}"
-    settings = _settings(source)
+    settings = settings_of(source)
     if settings.get(f"{role}.init_from"):
         return f"{start}: that run took its own from {settings[f'{role}.init_from']}, so name that run"
     if settings.get(f"{role}.sft.steps") == 0:
         return (f"{start}: that run had no stage 1 of the {role} ({role}.sft.steps=0). To start from its newest "
                 f"parameters, set {role}.checkpoint={source} and {role}.sft.steps=0, and leave {role}.init_from empty")
     return f"{start}: run {typed_command('sft')} with --workdir={source} first, or name another run"
-
-
-def _settings(source: str) -> dict:
-    """Settings of the other run; empty if they are missing or cannot be read."""
-    try:
-        settings = json.loads((Path(source).expanduser() / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return settings if isinstance(settings, dict) else {}

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from tango_jax.loop.best import Best
@@ -28,7 +29,7 @@ class RunOutput:
     dump: RolloutDump
     checkpointer: Checkpointer
     progress: Stage
-    fingerprints: dict[str, str]  # what the run started from; see `resume.fingerprints_of`
+    fingerprints: Mapping[str, str]  # what the run started from; see `resume.fingerprints_of`
     workdir: Path
     began: float  # time.monotonic(), less the seconds of earlier attempts
 
@@ -74,5 +75,5 @@ class RunOutput:
         self.progress.show("saving a checkpoint")
         with self.context.timer("checkpoint"):  # in the row of what comes next: this turn's is written
             seconds = time.monotonic() - self.began
-            run_state = RunState(states, memory, self.log.position(), seconds, owes_evaluation, best)
-            save(self.checkpointer, run_state, self.fingerprints, self.context.policies)
+            run_state = RunState(states, memory, self.log.position(), seconds, owes_evaluation, best, self.fingerprints)
+            save(self.checkpointer, run_state, self.context.policies)

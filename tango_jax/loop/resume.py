@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -26,6 +27,8 @@ from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
 from tango_jax.weights.workdir import BASE
 
+REFERENCE = "_reference"  # after a role, in the fingerprints of a fork: the weights that its KL term refers to
+
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
@@ -35,6 +38,7 @@ class RunState:
     seconds: float = 0.0  # duration of the run so far
     owes_evaluation: bool = True  # the evaluation after the last turn has not been written yet
     best: Best | None = None  # with `checkpoint.keep_best`
+    fingerprints: Mapping[str, str] = dataclasses.field(default_factory=dict)  # see `fingerprints_of`
 
 
 def peek(checkpointer: Checkpointer, policies: dict[str, Policy]) -> Restored | None:
@@ -44,30 +48,31 @@ def peek(checkpointer: Checkpointer, policies: dict[str, Policy]) -> Restored | 
 
 def start_or_resume(
     policies: dict[str, Policy], start_params: dict, newest: Restored | None, fingerprints: dict[str, str],
-    checkpointer: Checkpointer, config: ConfigDict, fork_turn: int | None = None,
+    checkpointer: Checkpointer, config: ConfigDict, fork: Mapping[str, Any] | None = None,
 ) -> RunState:
-    """The newest checkpoint, or that of the run that is forked after `fork_turn`, or train states initialised from
-    `start_params`, which is emptied, so that devices do not hold it twice. Raises ValueError: the checkpoint has a
-    different start or model."""
+    """The newest checkpoint, or that of the run that is forked (`fork`, as in provenance.json), or train states
+    initialised from `start_params`, which is emptied, so that devices do not hold it twice. Raises ValueError: the
+    checkpoint has a different start or model."""
     bases = {role: split(weights)[1] for role, weights in start_params.items()}
-    if newest is not None or fork_turn is not None:
+    if newest is not None or fork:
         start_params.clear()  # before the states are read
     restored = checkpointer.restore(abstract_states(policies))
     check_start(restored, fingerprints, config)
-    if restored is None and fork_turn is not None:
-        restored = read_fork(config, fork_turn, abstract_states(policies), fingerprints)
+    if is_new_fork := restored is None and bool(fork):
+        restored = read_fork(config, fork, abstract_states(policies), fingerprints)
     if restored is None:
         states = {role: policies[role].offloaded(policies[role].restart(start_params.pop(role)))
                   for role in saved_roles(policies)}
         start_params.clear()  # one policy is in it by the names of both roles
-        return RunState(with_shared(policies, states))
+        return RunState(with_shared(policies, states), fingerprints=fingerprints)
     meta = restored.meta
     states = {role: policies[role].offloaded(state).replace(base=bases[role])
               for role, state in restored.state.items()}
     states = with_shared(policies, states)
     best = meta.get("best")
+    fingerprints = _of_fork(fingerprints, states) if is_new_fork else {**fingerprints, **meta["source_fingerprint"]}
     return RunState(states, Memory.restored(meta), meta["metrics_bytes"], meta["seconds"], meta["owes_evaluation"],
-                    best and Best(*best))
+                    best and Best(*best), fingerprints)
 
 
 def saved_roles(policies: dict[str, Policy]) -> list[str]:
@@ -88,14 +93,12 @@ def references_of(
     return {role: policies[role].reference_fn(start_params[role]) for role in roles}
 
 
-def save(
-    checkpointer: Checkpointer, run_state: RunState, fingerprints: dict[str, str], policies: dict[str, Policy]
-) -> None:
+def save(checkpointer: Checkpointer, run_state: RunState, policies: dict[str, Policy]) -> None:
     """Begin to write a checkpoint, see `Checkpointer.save`. Raises CheckpointError."""
     meta = run_state.memory.stored() | {
         "metrics_bytes": run_state.metrics_bytes,
         "seconds": run_state.seconds,
-        "source_fingerprint": fingerprints,
+        "source_fingerprint": dict(run_state.fingerprints),
         "owes_evaluation": run_state.owes_evaluation,
         "best": run_state.best,
     }
@@ -108,7 +111,8 @@ def abstract_states(policies: dict[str, Policy]) -> States:
 
 
 def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task) -> dict[str, str]:
-    """{what: digest}: start parameters by role, bases of adapters, problems and prompts."""
+    """{what: digest}: the weights with which reinforcement learning begins, by role; bases of adapters; problems and
+    prompts."""
     bases = {f"{role}{BASE}": tree_fingerprint(split(start_params[role])[1])
              for role, policy in policies.items() if policy.model_config.lora}
     return bases | {role: tree_fingerprint(start_params[role]) for role in policies} | {
@@ -117,10 +121,17 @@ def fingerprints_of(policies: dict[str, Policy], start_params: dict, task: Task)
     }
 
 
+def _of_fork(fingerprints: Mapping[str, str], states: States) -> dict[str, str]:
+    """Of a run whose reinforcement learning begins with these states: its start parameters are only the reference."""
+    references = {f"{role}{REFERENCE}": fingerprints[role] for role in states}
+    return {**fingerprints, **references} | {role: tree_fingerprint(state.weights) for role, state in states.items()}
+
+
 def check_start(restored: Restored | None, fingerprints: dict[str, str], config: ConfigDict) -> None:
-    """Raise ValueError if a checkpoint's run started from other parameters, problems or prompts."""
+    """Raise ValueError if a checkpoint's run had other start parameters, problems or prompts."""
     saved = fingerprints if restored is None else restored.meta["source_fingerprint"]
-    changed = [name for name, now in fingerprints.items() if saved.get(name, now) != now]
+    changed = [name for name, now in fingerprints.items()
+               if saved.get(f"{name}{REFERENCE}", saved.get(name, now)) != now]
     changed = [name for name in changed if f"{name}{BASE}" not in changed]  # which says it of the role as well
     if shares_policy(config):  # stored for both roles
         changed = [name for name in changed if not name.startswith("verifier")]

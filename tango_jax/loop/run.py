@@ -115,7 +115,7 @@ def run_stages(
     return_freed_memory()
     with is_set_up():
         start = start_or_resume(policies, start_params, newest, fingerprints, checkpointer, config,
-                                provenance.fork and provenance.fork["turn"])
+                                provenance.fork)
         compile_transfers(context, start.states)
     if start.memory.turn:
         console.log(f"resumed after turn {start.memory.turn} of {schedule.num_turns} from {workdir / 'checkpoints'}")
@@ -131,7 +131,7 @@ def run_stages(
         console.stage(title, schedule.num_turns, start.memory.turn) as progress,
     ):
         context = dataclasses.replace(context, show_fn=preemption.ends_sampling(progress.show))
-        output = RunOutput(context, schedule, log, dump, checkpointer, progress, fingerprints, workdir, began)
+        output = RunOutput(context, schedule, log, dump, checkpointer, progress, start.fingerprints, workdir, began)
         with preemption.held(), checkpointer:
             states = run_turns(context, schedule, pool, start, output, preemption)
         progress.begin("evaluation for the transcripts")
@@ -141,7 +141,8 @@ def run_stages(
     if hosts.is_first():
         rows, seconds = read_metrics(workdir / "metrics.jsonl"), time.monotonic() - began
         summary = write_results(
-            config, workdir, rows, final.solutions, final.verifications, len(compiles.late()), seconds, fingerprints
+            config, workdir, rows, final.solutions, final.verifications, len(compiles.late()), seconds,
+            start.fingerprints,
         )
     if compiles.late():
         console.log(f"warning: compiled after warm-up: {compiles.late()}")

@@ -18,8 +18,8 @@ from tango_jax.records import Problem, Solution
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
-from tango_jax.runtime.checkpoint import commit
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.sealed import commit
 from tango_jax.tasks.prompt_lengths import make_over
 from tango_jax.tasks.self_text import (
     GATE,
@@ -33,7 +33,13 @@ from tango_jax.tasks.self_text import (
     keep_solutions,
     keep_verifications,
 )
-from tango_jax.tasks.tagged_examples import TaggedRow, TaggedRows, make_tagged_examples, read_tagged_rows
+from tango_jax.tasks.tagged_examples import (
+    TaggedExamples,
+    TaggedRow,
+    TaggedRows,
+    make_tagged_examples,
+    read_tagged_rows,
+)
 from tango_jax.tasks.task import Task
 from tango_jax.tasks.worked_examples import examples_of, read_examples, with_known
 from tango_jax.text.prompts import solution_of
@@ -161,8 +167,8 @@ def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked
         params_fn = functools.cache(functools.partial(_imitate, pupil, number, kept))
         after = _plain_share(pupil, number, params_fn)
         rounds.append(row | {"plain_share": after})
-        console.log(f"{said}; after imitating them, {_percent(after)} of {_looked_at(pupil)} samples with the plain "
-                    f"prompt are well formed (before: {_percent(share)})")
+        console.log(f"{said}; after a stage 1 on these, {_percent(after)} of {_looked_at(pupil)} samples with the "
+                    f"plain prompt are well formed (before: {_percent(share)})")
         if number > 1 and after <= share:
             console.log(f"the {pupil.role} starts from round {result}, as round {number} was no better")
             break
@@ -188,28 +194,25 @@ def _imitate(pupil: Pupil, number: int, kept: list[TaggedRow]) -> Any:
     """The parameters after imitating these rows, trained or read."""
     lines = "".join(json.dumps(as_fields(row), ensure_ascii=False) + "\n" for row in kept)
     hosts.in_first(lambda: write_atomically(pupil.home / f"kept_{number}.jsonl", lines))
-    title = f"Stage 1: the {pupil.role} imitates {len(kept)} of its own samples (round {number})"
-    return pupil.imitate_fn(_task_of(pupil, kept), pupil.home / f"round_{number}", title)
-
-
-def _task_of(pupil: Pupil, kept: list[TaggedRow]) -> Task:
-    """The task with these rows as its examples. One policy in both roles rehearses what its generator learned."""
-    config = pupil.config
-
-    def examples_fn(rows: list[TaggedRow]) -> Callable:
-        numbered = [row._replace(problem=dataclasses.replace(row.problem, id=f"{row.problem.id}/{place}"))
-                    for place, row in enumerate(rows)]
-        heldout = max(1, len(rows) // HELDOUT_SHARE)
-        over_fn = make_over(config, pupil.tokenizers)
-        return make_tagged_examples(TaggedRows(numbered, []), heldout, config.task.data_seed, over_fn).sft_example
-
-    found = {pupil.role: examples_fn(kept)}
+    examples = {pupil.role: _examples(pupil, kept)}
+    # One policy in both roles rehearses what its generator learned.
     if pupil.role == "verifier" and pupil.policy.is_shared and (rows := _taught(pupil.home.with_name("generator"))):
-        found["generator"] = examples_fn(rows)
-    return pupil.task._replace(
-        sft_example=lambda role, part, index: found[role](role, part, index), sft_roles=tuple(found),
+        examples["generator"] = _examples(pupil, rows)
+    task = pupil.task._replace(
+        sft_example=lambda role, part, index: examples[role].sft_example(role, part, index), sft_roles=tuple(examples),
         sft_fingerprint=hashlib.sha256(repr(kept).encode()).hexdigest(),
     )
+    own = examples[pupil.role]
+    title = f"Stage 1: the {pupil.role} imitates {own.num_train} of its own samples (round {number})"
+    return pupil.imitate_fn(task, pupil.home / f"round_{number}", title)
+
+
+def _examples(pupil: Pupil, rows: list[TaggedRow]) -> TaggedExamples:
+    numbered = [row._replace(problem=dataclasses.replace(row.problem, id=f"{row.problem.id}/{place}"))
+                for place, row in enumerate(rows)]
+    heldout = max(1, len(rows) // HELDOUT_SHARE)
+    over_fn = make_over(pupil.config, pupil.tokenizers)
+    return make_tagged_examples(TaggedRows(numbered, []), heldout, pupil.config.task.data_seed, over_fn)
 
 
 def _taught(home: Path) -> list[TaggedRow]:

@@ -73,7 +73,7 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
     losses are not finite."""
     role, method = place.role, context.method
     t = Turn(context.config, context.task, place, memory, method.algorithms[role], PolicyWork(context, states),
-             method.own_rewards.get(role), method.rehearsals[role].calls, method.own)
+             method.own_rewards.get(role, ()), method.rehearsals[role].calls, method.own)
     lesson = method.turns[role](t)
     t.wait_for_grades()
     adv_BT = advantages_of(lesson, role, context.config)

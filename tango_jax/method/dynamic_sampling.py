@@ -1,7 +1,7 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal are replaced by others."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -96,7 +96,7 @@ def _choose(same: Sequence[Responses], problems: Sequence[Sequence[Problem]], ch
         prompts=choose([one.prompts for one in same], of_parents),
         rollout=rollout,
         records=choose([one.records for one in same], of_records),
-        metrics=over_batches([one.metrics for one in same]),
+        metrics={},  # those of everything sampled are `over_calls`
     )
 
 
@@ -119,10 +119,13 @@ def _choose_rewards(batches: Sequence[Batch], chosen: Chosen) -> Rewards:
     )
 
 
-def over_batches(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+def over_batches(
+    metrics: Sequence[dict[str, float]], count_fn: Callable[[int, str], int] = lambda number, name: 1
+) -> dict[str, float]:
+    """`count_fn`: (place in `metrics`, name) -> how many values a mean is of."""
     def together(name: str) -> float:
-        batches = [one for one in metrics if name in one]
-        values, counts = [one[name] for one in batches], [_responses(one, name) for one in batches]
+        numbers = [number for number, one in enumerate(metrics) if name in one]
+        values, counts = [metrics[number][name] for number in numbers], [count_fn(number, name) for number in numbers]
         if name.endswith(_SUMMED) or (name.startswith("grader/") and name.endswith(FAILURES)):
             return sum(values)
         if name.endswith(_LARGEST):
@@ -132,8 +135,12 @@ def over_batches(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: together(name) for name in dict.fromkeys(name for one in metrics for name in one)}
 
 
-def _responses(metrics: dict[str, float], name: str) -> int:
-    """How many responses a metric of theirs is the mean of; 1 for all others."""
-    prompt = name.rpartition("/")[0]
-    tokens, length = (metrics.get(f"{prompt}/{total}", 0) for total in ("tokens_sampled", "length_mean"))
-    return round(tokens / length) if length else 1
+def over_calls(calls: Sequence[Responses]) -> dict[str, float]:
+    """The metrics of all responses to one prompt, whole calls and not what was chosen from them."""
+    def count(number: int, name: str) -> int:
+        call = calls[number]
+        if name.endswith("/decode_waste"):
+            return max(1, call.rollout.row_steps)
+        return len(call.prompts if name.endswith("/shortened_rate") else call)
+
+    return over_batches([one.metrics for one in calls], count)

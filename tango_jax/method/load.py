@@ -1,6 +1,6 @@
 """Loads what the settings name of a method, and rehearses it.
 
-`loss.algorithm`, `loss.term`, `reward` and the arm may name user functions, whose errors become a ValueError of one
+`loss.algorithm`, `loss.term`, `rewards` and the arm may name user functions, whose errors become a ValueError of one
 line.
 """
 
@@ -37,7 +37,7 @@ class Method(NamedTuple):
     arm: Arm
     turns: Mapping[str, TurnFunction]  # by role
     algorithms: Mapping[str, Algorithm]  # by role
-    own_rewards: Mapping[str, OwnReward]  # by role, where a user has named a function for each response
+    own_rewards: Mapping[str, tuple[OwnReward, ...]]  # by role, functions that score one response
     rehearsals: Mapping[str, Rehearsal]  # by the role that is trained
 
     def further_prompts(self, role: str) -> tuple[Prompt, ...]:
@@ -81,7 +81,7 @@ def own_prompts(arm: Arm) -> Mapping[str, Prompt]:
 class Parts(NamedTuple):
     arm: Arm
     algorithms: dict[str, Algorithm]
-    own_rewards: dict[str, OwnReward]
+    own_rewards: dict[str, tuple[OwnReward, ...]]
 
 
 def load_parts(config: ConfigDict) -> Parts:
@@ -109,9 +109,9 @@ def load_method(config: ConfigDict, task: Task | None = None, is_checked: bool =
              for role, turn in turns_of(arm, config.rl).items()}
     rehearsed_with, rehearsals = task or made_up_task(example_problem(config)), {}
     for role, turn in turns.items():
-        own_reward = own_rewards.get(role) if task else None
+        tried = own_rewards.get(role, ()) if task else ()
         try:
-            rehearsals[role] = rehearse(turn, role, config, algorithms[role], rehearsed_with, own_reward,
+            rehearsals[role] = rehearse(turn, role, config, algorithms[role], rehearsed_with, tried,
                                         own_prompts(arm))
         except ValueError as error:
             place = f"arm={config.arm}, the {role}'s turn: "

@@ -66,12 +66,12 @@ def made_up_task(problem: Problem | None) -> Task:
 
 def rehearse(
     turn_fn: Callable[[Turn], Lesson], role: str, config: ConfigDict, algorithm: Algorithm, task: Task,
-    own_reward: OwnReward | None = None, own: Mapping[str, Prompt] = OWN,
+    own_rewards: Sequence[OwnReward] = (), own: Mapping[str, Prompt] = OWN,
 ) -> Rehearsal:
     """Run a turn in all SCENARIOS. Raises ValueError: its result does not fit, its calls depend on the responses, or it
     is no function of them."""
     config = _with_short_responses(config)
-    run_fn = functools.partial(_run, turn_fn, role, config, algorithm, task, own_reward, own)
+    run_fn = functools.partial(_run, turn_fn, role, config, algorithm, task, own_rewards, own)
     runs = {name: run_fn(kinds) for name, kinds in SCENARIOS.items()}
     again = run_fn(SCENARIOS["mixed"])
     require(again.digest == runs["mixed"].digest, "with the same responses it has another result each time: a turn "
@@ -88,7 +88,7 @@ def rehearse(
                      one.rollout.others is not None) for one in learners}
     require(len(sizes) == 1, f"the number of responses that are trained on depends on data ({_shown(sizes)}): join "
             "them with most_prompts=, the largest number possible")
-    require(own_reward is None or first.adds_own_reward, f"{role}.reward is set, and the turn does not add it: use "
+    require(not own_rewards or first.adds_own_reward, f"{role}.rewards is set, and the turn does not add it: use "
             "graded or agreement (tango_jax.method.rewards), or t.with_own_reward")
     metrics = tuple({**first.metrics, **runs["mixed"].lesson.metrics, **runs["mixed"].lesson.reward.metrics})
     return Rehearsal(calls, sizes.pop(), tuple(first.scored), dict(first.draws), metrics, first.has_labels,
@@ -111,14 +111,15 @@ class _Run(NamedTuple):
 
 def _run(
     turn_fn: Callable[[Turn], Lesson], role: str, config: ConfigDict, algorithm: Algorithm, task: Task,
-    own_reward: OwnReward | None, own: Mapping[str, Prompt], kinds: tuple[str, ...],
+    own_rewards: Sequence[OwnReward], own: Mapping[str, Prompt], kinds: tuple[str, ...],
 ) -> _Run:
     phase = role if role == "generator" else "warmup"
     work = _MadeUp(config, task, kinds)
-    t = Turn(config, task, Place(0, role, phase, 0), Memory(), algorithm, work, own_reward, own=own)
+    t = Turn(config, task, Place(0, role, phase, 0), Memory(), algorithm, work, own_rewards, own=own)
     lesson = turn_fn(t)
     adv_BT = advantages_of(lesson, role, config)
-    names = [*t.metrics, *lesson.reward.metrics, *lesson.metrics, *{name for one in t.sampled for name in one.metrics}]
+    of_responses = {name: None for one in t.everything() for name in one.metrics}
+    names = [*t.metrics, *lesson.reward.metrics, *lesson.metrics, *of_responses]
     twice = sorted({name for name in names if names.count(name) > 1})
     require(not twice, f"two parts of a turn have metrics named {' and '.join(twice)}: rename those that the "
             "turn returns")

@@ -121,7 +121,7 @@ class Turn:
 
     def __init__(
         self, config: ConfigDict, task: Task, place: Place, memory: Memory, algorithm: Algorithm, work: Work,
-        own_reward: OwnReward | None = None, rehearsed: Calls | None = None, own: Mapping[str, Prompt] = OWN,
+        own_rewards: Sequence[OwnReward] = (), rehearsed: Calls | None = None, own: Mapping[str, Prompt] = OWN,
     ):
         self.config, self.task, self.memory = config, task, memory
         self.rl = config.rl
@@ -133,7 +133,7 @@ class Turn:
         self.adds_own_reward = self.has_labels = False
         self.calls: Calls = {}  # of the turn so far; of several batches, the largest
         self.scored: list[Call] = []
-        self._work, self._own_reward, self._rehearsed, self._own = work, own_reward, rehearsed, own
+        self._work, self._own_rewards, self._rehearsed, self._own = work, own_rewards, rehearsed, own
         self._batch, self._numbers, self._everything, self._full = 0, Counter(), [], []
 
     def sample(
@@ -226,7 +226,6 @@ class Turn:
             self._numbers = numbers.copy()  # each batch makes the same calls, numbered after those before
             problems = self._draw(stream, site, len(batches))
             responses, reward = reward_fn(self, sample_fn(problems))
-            self.wait_for_grades()  # their failures are in the metrics of the calls, which are combined below
             signal_P = self.algorithm.has_signal_P(reward.reward_B, responses)
             batches.append(Batch.of(problems, self.sampled, responses, reward, signal_P))
         chosen, metrics = chosen_batch(batches, self.role)
@@ -288,19 +287,20 @@ class Turn:
         return new
 
     def with_own_reward(self, responses: Responses, reward: Rewards) -> Rewards:
-        """Adds the rewards by the function `config.ROLE.reward`, if it is set, to responses of the trained role. The
-        metric is of first tries."""
+        """Adds the rewards by the functions `config.ROLE.rewards`, with their weights, to responses of the trained
+        role. The metrics are of first tries."""
         if responses.role != self.role:
             return reward
         self.adds_own_reward = True
-        if self._own_reward is None:
-            return reward
-        self.wait_for_grades()  # each process rewards a part, and may read any grade of it
-        own_B = self._own_reward.of_all(responses)
+        if self._own_rewards:
+            self.wait_for_grades()  # each process rewards a part, and may read any grade of it
         is_first_B = np.array([getattr(one, "after", None) is None for one in responses])
-        mean = (own_B[is_first_B] if is_first_B.any() else own_B).mean()
-        return Rewards(reward.reward_B + own_B, reward.metrics | {f"{self.role}/reward/own": mean},
-                       (*reward.terms, Term(self._own_reward.shown, 1.0, own_B)))
+        for own in self._own_rewards:
+            own_B = own.of_all(responses)
+            mean = (own_B[is_first_B] if is_first_B.any() else own_B).mean()
+            reward = Rewards(reward.reward_B + own.weight * own_B, reward.metrics | {own.metric: mean},
+                             (*reward.terms, Term(own.shown, own.weight, own_B)))
+        return reward
 
     def _site(self, stream: str) -> int:
         require(stream in STREAMS, f"there is no stream of problems {stream!r}: choose one of {', '.join(STREAMS)}")

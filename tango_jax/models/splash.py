@@ -68,15 +68,21 @@ def block_size(*lengths: int) -> int:
     return BLOCK_SIZES[-1]
 
 
+def check_row(tokens: int, holds_prompts: bool) -> None:
+    """Raises ValueError for a packed row that is longer than the masks can tell."""
+    limit = 1 << (JOINED_BITS if holds_prompts else INDEX_BITS)
+    if tokens > limit:
+        raise ValueError(f"a row of {tokens} tokens is longer than the {limit} of attention=splash"
+                         f"{' for rows that hold prompts' * holds_prompts}: lower pack_length")
+
+
 def mask_inputs(
     segment_BT: jax.Array, is_prefix_BX: jax.Array | None, window: int = 0, prompt_BT: jax.Array | None = None
 ) -> MaskInputs:
     """Inputs of the masks, padded to blocks."""
     T = segment_BT.shape[1]
     if prompt_BT is not None:
-        if T > 1 << JOINED_BITS:
-            raise ValueError(f"a row of {T} tokens is longer than the {1 << JOINED_BITS} of attention=splash for rows "
-                             "that hold prompts: lower pack_length")
+        check_row(T, holds_prompts=True)
         is_joined_BT = prompt_BT > 0
         # A prompt and its responses have one segment id. Prompts begin nowhere in particular, and need no beginning.
         first_BT = jnp.where(is_joined_BT, segment_start(segment_BT), 0) // response_alignment(T)
@@ -88,10 +94,7 @@ def mask_inputs(
     if is_prefix_BX is None:
         segment_BT = _pad(segment_BT, block_size(T))
         return segment_BT, segment_BT, None
-    if T > 1 << INDEX_BITS:
-        raise ValueError(
-            f"a row of {T} tokens is longer than the {1 << INDEX_BITS} of attention=splash: lower pack_length"
-        )
+    check_row(T, holds_prompts=False)
     block = block_size(is_prefix_BX.shape[1], T)
     segment_BT, is_prefix_BX = _pad(segment_BT, block), _pad(is_prefix_BX, block)
     if window:

@@ -40,13 +40,17 @@ def scale_by_learning_rate_of(role: str, schedule: optax.Schedule) -> optax.Grad
     return optax.GradientTransformation(lambda params: RoleCounts(jnp.int32(0), jnp.int32(0)), update)
 
 
+def peak_rate(config: ConfigDict, are_adapters: bool) -> tuple[str, float]:
+    """(the key that lowers it, the peak learning rate)."""
+    return ("lora_lr", config.lora_lr or ADAPTERS_LR * config.lr) if are_adapters else ("lr", config.lr)
+
+
 def make_optimizer(
     config: ConfigDict, are_adapters: bool = False, shared_by: str = "", cosine_to: int = 0, b2: float = B2
 ) -> optax.GradientTransformation:
     """Clip to `clip_norm`, then AdamW. Adapters have no weight decay. Where one policy has both roles, the schedule
     counts the updates of `shared_by` alone; the moments are of all updates."""
-    lr = (config.lora_lr or ADAPTERS_LR * config.lr) if are_adapters else config.lr
-    schedule = learning_rate(lr, config.warmup_steps, cosine_to)
+    schedule = learning_rate(peak_rate(config, are_adapters)[1], config.warmup_steps, cosine_to)
     scale = scale_by_learning_rate_of(shared_by, schedule) if shared_by else optax.scale_by_learning_rate(schedule)
     # Decay acts on all parameters, norms and biases among them, as in verl; TRL's trainer leaves those two out.
     adamw = optax.chain(

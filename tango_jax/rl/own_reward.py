@@ -1,14 +1,18 @@
-"""User rewards. `generator.reward` or `verifier.reward` names a function, as FILE.py:name or package.module:name:
+"""User rewards. `generator.rewards` and `verifier.rewards` name functions, as FILE.py:name or package.module:name:
 
-    generator.reward    name(solution) -> float
-    verifier.reward     name(verification, solution) -> float
+    generator.rewards    name(solution) -> float
+    verifier.rewards     name(verification, solution) -> float
 
-The arguments are a `records.Solution` and a `records.Verification`. The number is added to the role's usual reward;
-rl.outcome_weight=0 and rl.format_weight=0 switch the generator's off. The function is called once per response, and
-tried on made-up ones before a run begins (method/rehearsal.py).
+The arguments are a `records.Solution` and a `records.Verification`. What TRL and verl call completion, prompt and
+ground truth is solution.text, solution.problem.question and solution.problem.answer. Each number, times its weight
+(`reward_weights`), is added to the role's usual reward; rl.outcome_weight=0 and rl.format_weight=0 switch the
+generator's off. A function is loaded when the run starts, tried on made-up responses (method/rehearsal.py), and called
+once per response. Its mean in a turn is the metric ROLE/reward/own/NAME.
 """
 
 import dataclasses
+import itertools
+from collections import Counter
 from pathlib import PurePath
 from typing import Any
 
@@ -24,12 +28,14 @@ PARAMETERS = {"generator": ("solution",), "verifier": ("verification", "solution
 # Far from where float32 overflows in the statistics of a batch.
 MAX_REWARD = 1e6
 SHOWN_CHARACTERS = 60  # of a response, in an error
+OWN = "reward/own/"  # of a metric's name, before the function's
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnReward:
     role: str
     function: UserFunction
+    weight: float = 1.0
 
     def of(self, response: Solution | Verification, parent: Problem | Solution) -> float:
         """Raises ValueError after an error, a time limit, or a value that is not one finite number."""
@@ -57,16 +63,34 @@ class OwnReward:
     def shown(self) -> str:
         return f"own reward ({PurePath(self.function.name).name})"
 
+    @property
+    def metric(self) -> str:
+        return f"{self.role}/{OWN}{name_of(self.function.name)}"
 
-def load_own_rewards(config: ConfigDict) -> dict[str, OwnReward]:
-    """By role. Raises ValueError if one cannot be loaded."""
+
+def name_of(text: str) -> str:
+    """Of a function, in FILE.py:name."""
+    return text.rpartition(":")[2]
+
+
+def load_own_rewards(config: ConfigDict) -> dict[str, tuple[OwnReward, ...]]:
+    """By role, if it has any. Raises ValueError: one cannot be loaded, two have the same name, or weights are missing.
+    """
     rewards, mistakes = {}, Mistakes()
     for role, parameters in PARAMETERS.items():
-        if not config[role].reward:
-            continue
-        with mistakes.collected():
-            function = load_function(f"{role}.reward", config[role].reward, parameters)
-            rewards[role] = OwnReward(role, function)
+        functions, weights = tuple(config[role].rewards), tuple(config[role].reward_weights)
+        mistakes.require(
+            len(weights) in (0, len(functions)), f"{role}.reward_weights={weights} is of length {len(weights)}, and "
+            f"{role}.rewards={functions} of length {len(functions)}: give one weight for each function, or leave the "
+            "weights empty for 1 each",
+        )
+        for name, count in Counter(map(name_of, functions)).items():
+            mistakes.require(count == 1, f"{role}.rewards={functions} has {count} functions named {name!r}, and the "
+                             "name is that of the function's curve: rename one")
+        for text, weight in itertools.zip_longest(functions, weights[: len(functions)], fillvalue=1.0):
+            with mistakes.collected():
+                function = load_function(f"{role}.rewards", text, parameters)
+                rewards[role] = (*rewards.get(role, ()), OwnReward(role, function, weight))
     mistakes.raise_all()
     return rewards
 

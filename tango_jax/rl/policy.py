@@ -19,6 +19,7 @@ from tango_jax.models.transformer import ModelConfig, init_params, init_weights
 from tango_jax.records import Batch, TrainState, with_base
 from tango_jax.rl.loss_term import load_loss_term
 from tango_jax.rl.optimizer import make_optimizer
+from tango_jax.rl.packing import pack_shape
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
 from tango_jax.runtime.checks import cut
@@ -160,6 +161,11 @@ def make_policy(
             decode_attention=decode_attention_of(model, buckets, device),
             grad_reduce_dtype=config.mesh.grad_reduce_dtype,
         )
+        if model.attention == "splash":
+            from tango_jax.models import splash  # here, because no other platform needs Pallas
+
+            shape = pack_shape(config)
+            splash.check_row(shape.row_length, shape.joins_prompts)
     except ValueError as error:
         raise ValueError(f"{role}: {error}") from error
     template, sampler = load_template(role, config.template), make_sampler(

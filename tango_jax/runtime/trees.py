@@ -23,6 +23,11 @@ def flatten_names(tree: Any) -> dict[str, Any]:
     return flat
 
 
+def prefix_of(part: tuple[str, ...]) -> str:
+    """Of the names of a branch."""
+    return "".join(f"{name}/" for name in part)
+
+
 def array_table(tree: Any) -> dict[str, str]:
     """{name: "float32[3,4]"}."""
     return {name: describe_array(leaf) for name, leaf in flatten_names(tree).items()}

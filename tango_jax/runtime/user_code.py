@@ -102,14 +102,15 @@ def load_object(key: str, text: str, kind: type) -> Any:
 
 
 @contextlib.contextmanager
-def given(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def given(objects: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """{key: object} -> {key: `python:name`}, valid within the block. `name` is a function's name or a record's label.
-    """
+    A list of objects becomes a list of names."""
     named: dict[str, Any] = {}
-    names = {key: _add(named, value) for key, value in objects.items()}
+    names = {key: [_add(named, one) for one in value] if isinstance(value, list) else _add(named, value)
+             for key, value in objects.items()}
     token = _given.set(named)
     try:
-        yield {key: f"{GIVEN}:{name}" for key, name in names.items()}
+        yield names
     finally:
         _given.reset(token)
 
@@ -119,7 +120,7 @@ def _add(named: dict[str, Any], value: Any) -> str:
     name = re.sub(r"\W+", "_", name).strip("_") or "object"
     name += f"_{len(named) + 1}" * (name in named and named[name] is not value)
     named[name] = value
-    return name
+    return f"{GIVEN}:{name}"
 
 
 class Source(NamedTuple):

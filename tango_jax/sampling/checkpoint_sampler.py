@@ -2,19 +2,20 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from tango_jax.config import default_config
 from tango_jax.records import Rollout
-from tango_jax.runtime.checks import cut
+from tango_jax.runtime.checks import cut, require
 from tango_jax.runtime.device_memory import names_what_is_full
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.sampler import Sampler, SampleRequest, make_sampler
 from tango_jax.sharding.layouts import param_shardings
 from tango_jax.sharding.placement import Placement, check_model, make_placement
-from tango_jax.text.templates import FIRST_ERROR, PRM_TEMPLATES, check_template, load_template
+from tango_jax.text.templates import PRM_TEMPLATES, asks_to_stop, check_template, load_template
 from tango_jax.text.tokenizer import Tokenizer
 from tango_jax.weights.hf_layout import abstract_params
 from tango_jax.weights.prompting import Prompting
@@ -50,7 +51,7 @@ class CheckpointSampler:
     min_steps: int
     rows: int = 1
     placement: Placement | None = None  # None: the default device alone
-    stops: bool = False  # a verifier ends its judgements at the first INCORRECT
+    stops: bool = False  # a verifier that writes ends its judgements at the first INCORRECT
     reads_marks: bool = False  # a verifier writes nothing: its marks are read in one pass (text/mark_rows.py)
 
     @property
@@ -143,8 +144,19 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
         min_steps=own.min_steps if own else MIN_STEPS,
         rows=settings.rows,
         placement=placement,
-        stops=settings.template == FIRST_ERROR or (own is not None and own.stop_at_first_error),
+        stops=not score_head and asks_to_stop(named, own is not None and own.stop_at_first_error),
     )
+
+
+def uses_chat(options: Any, role: str) -> bool:
+    """Whether a command's options ask for a role's prompts in the chat template. Each of the two flags is of one model,
+    since one may be a process reward model, a base model or a run with prompts of its own. Raises ValueError where
+    that model is not named."""
+    flags = {"checkpoint": "use_chat", "verifier": "verifier_use_chat"}
+    for model, flag in flags.items():
+        require(not getattr(options, flag) or bool(getattr(options, model)), f"--{flag}: no --{model} is given; "
+                "--use_chat is of the prompts of --checkpoint, and --verifier_use_chat of those of --verifier")
+    return getattr(options, flags["verifier" if role == "verifier" and options.verifier else "checkpoint"])
 
 
 def template_of(

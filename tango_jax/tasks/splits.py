@@ -19,14 +19,13 @@ class ProblemSplit(NamedTuple):
     train: tuple[Problem, ...]
     validation: tuple[Problem, ...]
     num_too_long: int
-    longest_prompt: int  # in tokens; over all prompts, including those that were left out
+    most_over: int  # tokens by which a prompt exceeds its role's limit, at most; 0 or less: all fit
     num_shortened: int = 0  # of those that are too long: stage-1 solutions that the verifier's prompt would cut off
 
     def describe(self) -> str:
-        return (
-            f"{len(self.train)} training and {len(self.validation)} validation problems; {self.num_too_long} left out "
-            f"because of their length, the longest prompt has {self.longest_prompt} tokens"
-        )
+        over = f", up to {self.most_over} tokens over a limit" if self.num_too_long else ""
+        return (f"{len(self.train)} training and {len(self.validation)} validation problems; {self.num_too_long} left "
+                f"out because of their length{over}")
 
 
 def draw_questions(problems: Sequence[Problem], count: int, seed: int) -> frozenset[str]:
@@ -64,7 +63,7 @@ def split_problems(
     train, validation = (
         tuple(problems[index] for index in np.flatnonzero(fits & chosen)) for chosen in (~is_validation, is_validation)
     )
-    split = ProblemSplit(train, validation, int((~fits).sum()), int(lengths.max(initial=0)))
+    split = ProblemSplit(train, validation, int((~fits).sum()), int(lengths.max(initial=max_tokens)) - max_tokens)
     if len(train) < batch_size or len(validation) < min(num_validation, 1):
         needed = _limit_for((lengths[~is_validation], batch_size), (lengths[is_validation], min(num_validation, 1)))
         by = "" if needed is None else f" by {needed - max_tokens} tokens"

@@ -191,6 +191,11 @@ def _too_long(problem: Problem, count: int, max_prompt: int) -> PromptTooLong:
     )
 
 
+def asks_to_stop(template: str, otherwise: bool) -> bool:
+    """Whether a verifier's template of this name asks it to stop at the first error; `otherwise`: of another text."""
+    return {"math": False, FIRST_ERROR: True}.get(template, otherwise)
+
+
 class StepRow(NamedTuple):
     """What a process reward model reads."""
 

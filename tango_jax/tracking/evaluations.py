@@ -24,8 +24,8 @@ from tango_jax.runtime.checks import local_path, shortened
 from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.known_arms import record_of
 from tango_jax.tracking.metrics import TURN_PHASES
-from tango_jax.tracking.provenance import method_digests, read_provenance, weights_digest
-from tango_jax.tracking.run_config import changes_results
+from tango_jax.tracking.provenance import is_of_arm, method_digests, read_provenance, weights_digest
+from tango_jax.tracking.run_config import changes_results, without_folder
 from tango_jax.tracking.turn_metrics import tokens_sampled, tokens_scored
 from tango_jax.weights.source import NUMERICS
 from tango_jax.weights.workdir import BASE
@@ -50,7 +50,8 @@ class Evaluation(NamedTuple):
     groups_without_signal: float | None = None
     alpha: float | None = None  # weight of the step rewards
     steps_mean: float | None = None  # steps of a sampled solution
-    # Approved share of all steps, by their marks; None if only some are judged, or rewards are probabilities.
+    # Approved share of the steps of aligned verifications, by their marks; None if these leave steps or solutions out,
+    # or rewards are probabilities.
     steps_approved: float | None = None
     verifier_live_accept_gap: float | None = None  # tracking/scores.py, aligned verifications; None in the warm-up
     verifier_first_error_f1: float | None = None  # of the evaluation, as verifier_step_f1
@@ -134,14 +135,14 @@ def _start_of(role: str, config: ConfigDict, start: Mapping[str, str]) -> str:
 
 
 def adapters_are_trained(settings: Mapping[str, Any]) -> bool:
-    """Before reinforcement learning. Fresh adapters count by their base alone: B is 0, and the random A differs between
-    one policy and two. After a stage 1 of all parameters they are fresh, too."""
+    """Before reinforcement learning, as a fork's are. Fresh adapters count by their base alone: B is 0, and the random
+    A differs between one policy and two. After a stage 1 of all parameters they are fresh, too."""
     def is_trained(role: str) -> bool:
         steps, init_from, is_full = (settings.get(f"{role}.{key}") for key in ("sft.steps", "init_from", "sft.full"))
         has_stage_one = (steps or init_from) and not (steps and is_full)
         return bool(has_stage_one) or settings.get(f"{role}.adapter", "") not in ("", "generator")
 
-    return any(map(is_trained, ROLES))
+    return bool(settings.get("fork_of")) or any(map(is_trained, ROLES))
 
 
 def _selects(turn: Mapping) -> bool:
@@ -182,8 +183,8 @@ def setup_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
 def method_of(config: ConfigDict, files: Mapping[str, str] = {}) -> str:
     """A digest of all other settings and functions that results depend on; after a slash, verifier.adapter; after a
     plus, a digest of the arm's files."""
-    arm = sorted((key, digest) for key, digest in files.items() if _is_of_arm(key))
-    others = {key: digest for key, digest in files.items() if not _is_of_arm(key)}
+    arm = sorted((key, digest) for key, digest in files.items() if is_of_arm(key))
+    others = {key: digest for key, digest in files.items() if not is_of_arm(key)}
     shared = f"/{short_adapter(config.verifier.adapter)}" if config.verifier.adapter else ""
     return _digest_of_settings(config, others, is_setup=False) + shared + (f"+{_digest(arm)}" if arm else "")
 
@@ -234,17 +235,13 @@ def _parts_of_method(row: Evaluation) -> tuple[str, str, str]:
 
 def short_adapter(adapter: str) -> str:
     """A folder by its name, as other paths are; `./` tells a folder named generator from the word."""
-    return adapter if adapter in ("", "generator") else f"./{_without_folder(adapter)}"
-
-
-def _is_of_arm(key: str) -> bool:
-    return key == "arm" or key.startswith(("arm ", "arm,"))  # see provenance.py
+    return adapter if adapter in ("", "generator") else f"./{without_folder(adapter)}"
 
 
 def _digest_of_settings(config: ConfigDict, files: Mapping[str, str], is_setup: bool) -> str:
     """Settings that are not defaults: a key that is added later changes nothing."""
     defaults = flatten(default_config())
-    changed = {key: _without_folder(value) for key, value in flatten(config).items()
+    changed = {key: without_folder(value) for key, value in flatten(config).items()
                if key.startswith(_SETUP) == is_setup and changes_results(key)
                and key not in _COLUMNS and value != defaults.get(key) and _is_used(config, key)}
     functions = {f"file of {key}": digest for key, digest in files.items() if key.startswith(_SETUP) == is_setup}
@@ -257,12 +254,6 @@ def _is_used(config: ConfigDict, key: str) -> bool:
     if field.startswith("lora."):
         return config[role].model.lora.rank > 0
     return not field or field in NUMERICS or not config[role].checkpoint
-
-
-def _without_folder(value: Any) -> Any:
-    """The last part of a path or hub id, without a commit: the same file may lie elsewhere."""
-    is_path = isinstance(value, str) and "/" in value and not set(value) & set("\n{")
-    return PurePath(value).name.partition("@")[0] if is_path else value
 
 
 def _digest(facts: Any) -> str:

@@ -5,7 +5,7 @@ all its steps or tokens, and the mean of its arm is a lower bound. A ratio of me
 the denominator are censored, and a lower bound if only runs of the numerator are.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,10 +55,12 @@ class Curve(NamedTuple):
             return Curve(kept)
         before, after = kept[-1], self.evaluations[len(kept)]
         share = (step - before.generator_step) / (after.generator_step - before.generator_step)
-        between = {name: (1 - share) * getattr(before, name) + share * getattr(after, name)
-                   for name in ("sampled_tokens", "seconds", "accuracy")}
-        unknown = dict.fromkeys(UNKNOWN_BETWEEN)
-        return Curve((*kept, before._replace(generator_step=step, **between, **unknown)))
+        unknown, between = dict.fromkeys(UNKNOWN_BETWEEN), {}
+        for name in ("sampled_tokens", "seconds", "accuracy", "scored_tokens", "flops"):
+            ends = getattr(before, name), getattr(after, name)
+            if None not in ends:
+                between[name] = (1 - share) * ends[0] + share * ends[1]
+        return Curve((*kept, before._replace(generator_step=step, **unknown | between)))
 
 
 Curves = dict[Unit, Curve]  # of one arm
@@ -102,6 +104,16 @@ def tokens_to(curve: Curve, level: float = LEVEL) -> Reached:
     return first_reaching(curve.of("sampled_tokens"), curve.of("accuracy"), level)
 
 
+def flops_to(curve: Curve, level: float = LEVEL) -> Reached:
+    """As `tokens_to`: what both roles sampled, read and were updated with."""
+    return first_reaching(curve.of("flops"), curve.of("accuracy"), level)
+
+
+def has_flops(arms: Iterable[Curves]) -> bool:
+    """Tables of earlier versions have none."""
+    return all(np.isfinite(curve.of("flops")).all() for curves in arms for curve in curves.values())
+
+
 def mean_accuracy(curve: Curve) -> float:
     """Mean accuracy over generator steps, by trapezoids."""
     steps, accuracy = curve.by_step()
@@ -109,14 +121,15 @@ def mean_accuracy(curve: Curve) -> float:
     return float(np.trapezoid(accuracy, steps) / span) if span else float(accuracy[-1])
 
 
-def mean_over_tokens(curve: Curve, tokens: float) -> float:
-    """Mean accuracy over the first `tokens` of both roles, by trapezoids. The curve has as many."""
-    x, accuracy = curve.of("sampled_tokens"), curve.of("accuracy")
-    if not tokens:
+def mean_over(curve: Curve, name: str, amount: float) -> float:
+    """Mean accuracy over the first `amount` of a cumulative column, such as sampled_tokens, by trapezoids. The curve
+    has as much."""
+    x, accuracy = curve.of(name), curve.of("accuracy")
+    if not amount:
         return float(accuracy[0])
-    kept = x < tokens
-    x, accuracy = np.append(x[kept], tokens), np.append(accuracy[kept], np.interp(tokens, x, accuracy))
-    return float(np.trapezoid(accuracy, x) / tokens)
+    kept = x < amount
+    x, accuracy = np.append(x[kept], amount), np.append(accuracy[kept], np.interp(amount, x, accuracy))
+    return float(np.trapezoid(accuracy, x) / amount)
 
 
 def measured(curves: Curves, measure_fn: Callable[[Curve], Any]) -> dict[Unit, Any]:

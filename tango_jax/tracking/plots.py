@@ -25,7 +25,7 @@ from tango_jax.tracking.learning_curve import LEVEL, Band
 WIDTH, HEIGHT, DPI = 8.0, 3.3, 150  # inches, and dots per inch
 MAX_MARKERS = 12
 MAX_IN_THREE = 36  # characters of a label for three columns of a legend
-OVER = {"steps": "generator step", "tokens": "sampled tokens, both roles"}  # what accuracy is drawn over
+OVER = {"steps": "generator step", "tokens": "sampled tokens, both roles", "flops": "FLOPs, both roles"}
 
 
 def make_figure(
@@ -53,7 +53,7 @@ def style_accuracy(axes: Axes, over: str) -> None:
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=over == "steps"))
-    if over == "tokens":
+    if over != "steps":
         axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
 
 

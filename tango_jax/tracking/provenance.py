@@ -4,7 +4,8 @@
                   "files": {key: sha256}, "weights": {key: digest}],
      "files": {key: {"path", "sha256", "copy"}} of the last start, with the copies in WORKDIR/user_files,
      "arm": the record of the arm (method/own_arm.py),
-     "fork": of a fork, {"run": the other run's workdir, "turn", "digest": of its checkpoint},
+     "fork": of a fork, {"run": the other run's workdir, "turn", "digest": of its checkpoint, "is_task" and "is_arm":
+             whether that run had this task and this arm},
      "earlier": {key: digest} of the files of a method that was given up for the one of now}
 """
 
@@ -20,25 +21,27 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, flatten
 from tango_jax.method.load import load_method
-from tango_jax.method.own_arm import role_of_weights, stored_arm
+from tango_jax.method.own_arm import arm_name, role_of_weights, stored_arm
+from tango_jax.rl.own_reward import name_of
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically, write_json_atomic
-from tango_jax.runtime.checkpoint import complete_steps, sampled_digest
 from tango_jax.runtime.checks import cut, local_path
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.process import LIBRARIES, process_facts
+from tango_jax.runtime.sealed import complete_steps, sampled_digest
 from tango_jax.runtime.user_code import Source, is_user_code, sources
 from tango_jax.tasks.registry import teaches_further_prompts
 from tango_jax.text.templates import is_template_file
+from tango_jax.tracking.run_config import changes_results, without_folder
 from tango_jax.weights.from_hf import resolve_folder
 from tango_jax.weights.source import kind_of
-from tango_jax.weights.workdir import identify_weights
+from tango_jax.weights.workdir import identify_weights, read_config
 
 PROVENANCE = "provenance.json"
 GIVEN_UP = "provenance.before.json"  # a user renames provenance.json to it, to go on with another method
 COPIES = "user_files"  # folder in the workdir
 FUNCTIONS = ("arm", "task.name", "task.grader", *(f"{role}.{name}" for role in ROLES
-                                                  for name in ("reward", "loss.algorithm", "loss.term")))
+                                                  for name in ("rewards", "loss.algorithm", "loss.term")))
 TEMPLATES = tuple(f"{role}.template" for role in ROLES)
 _TOLD = ("tango_jax", "commit", "dirty", "source", "python", *LIBRARIES, "platform", "devices", "processes", "cpu")
 _RESTORE = "restore it; if you delete it, nobody can tell what made the run, and changes go unnoticed"
@@ -77,9 +80,8 @@ def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
     method, is_taught = load_method(config), teaches_further_prompts(config)
     further = {role: [prompt.name for prompt in method.further_prompts(role) if is_taught] for role in ROLES}
     arm = stored_arm(config.arm) | {"further_prompts": further}
-    fork = hosts.from_first(_fork(config, workdir))
-    weights = _weights(config) | ({"fork_of": fork["digest"]} if fork else {})
-    provenance = Provenance(process_facts(), files, weights, arm, fork)
+    fork = hosts.from_first(_fork(config, workdir, files))
+    provenance = Provenance(process_facts(), files, _weights(config), arm, fork)
     if hosts.is_first() and _is_begun(workdir) and (stored := read_provenance(workdir)):
         last, now = stored["attempts"][-1], provenance.facts
         if changed := [key for key in _TOLD if key in last and last[key] != now[key]]:
@@ -124,8 +126,11 @@ def _difference(key: str, then: dict | None, now: dict | None, workdir: Path) ->
 def _user_files(config: ConfigDict) -> dict[str, Source]:
     """{key: file} of functions and templates in the settings. Keys of a function's other files begin with its key."""
     settings, found = flatten(config), {}
-    for key in FUNCTIONS:
-        for number, source in enumerate(sources(key, settings[key]) if is_user_code(settings[key]) else ()):
+    named = {key: settings[key] for key in FUNCTIONS if isinstance(settings[key], str)}
+    named |= {f"{key} ({name_of(text)})": text for key in FUNCTIONS if isinstance(settings[key], tuple)
+              for text in settings[key]}
+    for key, text in named.items():
+        for number, source in enumerate(sources(key, text) if is_user_code(text) else ()):
             found[f"{key} ({source.path.name})" if number else key] = source
     for role, key in zip(ROLES, TEMPLATES, strict=True):
         if is_template_file(role, settings[key]):
@@ -157,7 +162,7 @@ def _weights(config: ConfigDict) -> dict[str, str]:
     return found
 
 
-def _fork(config: ConfigDict, workdir: Path) -> dict[str, Any] | None:
+def _fork(config: ConfigDict, workdir: Path, files: Mapping[str, Source]) -> dict[str, Any] | None:
     """The newest checkpoint of the run that is forked, or the one with which this run began: that run may go on."""
     if not config.fork_of:
         return None
@@ -166,7 +171,18 @@ def _fork(config: ConfigDict, workdir: Path) -> dict[str, Any] | None:
         return stored
     place = local_path("fork_of", config.fork_of)
     turn, digest = identify_weights(str(place), "generator")
-    return {"run": str(place.absolute()), "turn": turn, "digest": digest}
+    here = _subject(config, _digests(_entries(files)))
+    there = _subject(read_config(place), _digests(read_provenance(place).get("files", {})))
+    return {"run": str(place.absolute()), "turn": turn, "digest": digest,
+            **{name: here[name] == there[name] for name in here}}
+
+
+def _subject(config: ConfigDict, files: Mapping[str, str]) -> dict[str, Any]:
+    """What the statistics of a run are about."""
+    settings = {key: without_folder(value) for key, value in flatten(config).items()
+                if key.startswith("task.") and changes_results(key)}
+    return {"is_task": (settings, {key: digest for key, digest in files.items() if key.startswith("task.")}),
+            "is_arm": (arm_name(config.arm), {key: digest for key, digest in files.items() if is_of_arm(key)})}
 
 
 def read_provenance(workdir: Path) -> dict[str, Any]:
@@ -184,6 +200,11 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict) or not stored.get("attempts") or "files" not in stored:
         raise ValueError(f"{path} is damaged; {_RESTORE}")
     return stored
+
+
+def is_of_arm(key: str) -> bool:
+    """Of a file in `_user_files`."""
+    return key == "arm" or key.startswith(("arm ", "arm,"))
 
 
 def method_digests(stored: Mapping[str, Any]) -> dict[str, str]:

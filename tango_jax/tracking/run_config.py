@@ -1,7 +1,8 @@
 """The settings of a run, in config.json of its workdir: written once, and compared when the run is resumed."""
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -9,8 +10,8 @@ from tango_jax.config import default_config, flatten, read_settings
 from tango_jax.defaults import KEYS
 from tango_jax.runtime import hosts
 from tango_jax.runtime.atomic import write_atomically
-from tango_jax.runtime.checkpoint import complete_steps
 from tango_jax.runtime.keys import Change
+from tango_jax.runtime.sealed import complete_steps
 
 ANY_TIME = (Change.HARDWARE, Change.WATCHING, Change.EXPERIMENT)
 # The other run's workdir may have moved: the checkpoint of stage 2 stores a fingerprint of its starting parameters,
@@ -21,6 +22,14 @@ ANY_PLACE = tuple(name for name, key in KEYS.items() if key.change is Change.PLA
 def changes_results(name: str) -> bool:
     """Whether results depend on a setting by more than rounding; False for an unknown one."""
     return name in KEYS and KEYS[name].change is Change.NEVER
+
+
+def without_folder(value: Any) -> Any:
+    """The last part of a path or hub id, without a commit: the same file may lie elsewhere. Of tuples, each part's."""
+    if isinstance(value, tuple):
+        return tuple(map(without_folder, value))
+    is_path = isinstance(value, str) and "/" in value and not set(value) & set("\n{")
+    return PurePath(value).name.partition("@")[0] if is_path else value
 
 
 def save_config(config: ConfigDict, path: Path, may_change: tuple[str, ...] = ()) -> None:

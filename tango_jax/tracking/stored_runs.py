@@ -58,8 +58,8 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
     lines = [f"to an accuracy of {LEVEL:g}, compared with the runs in {table} with {same}:"]
     lines += [f"  {run:{width}}  {_amounts(curve)}" for run, curve in runs.items()]
     if differs & STARTS:
-        lines.append("these are not paired: they began with different weights. The checkpoint may differ, or stage 1 "
-                     "had other prompts, another kind of processor or another number of cores")
+        lines.append("these are not paired: they began with different weights. The checkpoint may differ, a run may "
+                     "be a fork, or stage 1 had other prompts, another kind of processor or another number of cores")
     sources = {curve.evaluations[0].source for curve in (own, *stored.values())} - {""}
     if len(sources) > 1:
         lines.append(f"they were made with different source code of tango_jax ({', '.join(sorted(sources))})")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tango_jax.method.dynamic_sampling import over_batches
+from tango_jax.method.dynamic_sampling import over_calls
 from tango_jax.method.rewards import step_count_metrics
 from tango_jax.method.turn import Turn
 from tango_jax.records import Lesson, Responses, Solution
@@ -38,13 +38,14 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
     verdicts agree. In a generator's turn: `verifier/live_` where all solutions are judged, else `verifier/judged_`.
     """
     by_name: dict[str, list[Responses]] = {}
-    for responses in t.sampled:
-        by_name.setdefault(responses.name, []).extend([responses] * bool(len(responses) or responses.metrics))
+    for responses in t.everything():
+        by_name.setdefault(responses.name, []).append(responses)
     own = {}
     if t.role == "generator" and (solved := t.solutions()):
         own["generator/steps_mean"] = np.mean([len(solution.steps) for solution in solved])
-    judged = t.judgements() if t.role == "verifier" else by_name.get("verifier") or [
-        one for same in by_name.values() for one in same if one.role == "verifier" and _about_solutions(one)]
+    verifications = [one for one in t.sampled if one.role == "verifier" and len(one)]
+    judged = t.judgements() if t.role == "verifier" else [one for one in verifications if one.name == "verifier"] or [
+        one for one in verifications if _about_solutions(one)]
     records = [one for each in judged for one in each.records]
     if t.role == "generator":  # of first tries, and of several verifications of a solution the first
         firsts = set(map(id, t.solutions()))
@@ -62,7 +63,7 @@ def turn_metrics(t: Turn, lesson: Lesson, updates: Mapping[str, float]) -> dict[
             own["verifier/judged_solutions_correct"] = np.mean([one.of.is_correct for one in records])
     own |= step_count_metrics(lesson, t.config[t.role].loss.mask_overlong)
     metrics: dict[str, float] = {}
-    of_responses = [over_batches([one.metrics for one in same]) for same in by_name.values()]
+    of_responses = [over_calls(same) for same in by_name.values()]
     for part in (*of_responses, own, t.metrics, lesson.reward.metrics, lesson.metrics, updates):
         twice = sorted(metrics.keys() & part.keys())
         require(not twice, f"two parts of a turn have metrics named {' and '.join(twice)}: rename those that "
@@ -110,4 +111,7 @@ def tokens_scored(metrics: Mapping[str, Any]) -> float:
 
 
 def sampled_per_second(metrics: dict[str, float], timing: dict[str, float]) -> float:
-    return tokens_sampled(metrics) / sum(timing.get(name, 0.0) for name in ("time/sample_s", "time/verify_s"))
+    """Of the time of sampling; what a verifier takes that does not write is none."""
+    phases = ("sample",) if tokens_scored(metrics) else ("sample", "verify")
+    seconds = sum(timing.get(f"time/{phase}_s", 0.0) for phase in phases)
+    return tokens_sampled(metrics) / seconds if seconds else 0.0

@@ -4,8 +4,10 @@ Metrics that a run did not log have no curves, and panels without curves are lef
 """
 
 import itertools
+from collections.abc import Iterable
 
 from tango_jax.method.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+from tango_jax.rl.own_reward import OWN
 from tango_jax.tracking.alarms import Period, periods
 from tango_jax.tracking.curves import SCORES, Series, series
 from tango_jax.tracking.intervals import wilson
@@ -36,6 +38,8 @@ def training(run: Run) -> list[dict]:
     accuracy += line("greedy, with second tries", of("second_try/eval_final_accuracy", {"eval"}), GREEN, "--", "x")
     reward = noisy("sampled, in training", of("generator/reward/outcome", {"generator"}), GREY, "--")
     reward += noisy("labels that agree with the grade", of("generator/label_accuracy", {"generator"}), BLUE, ":")
+    own = [trace for (metric, (role, name)), (colour, _) in zip(own_rewards_in(rows).items(), itertools.cycle(LOOKS))
+           for trace in noisy(f"{role}: {name}", of(metric), colour, "-" if role == "generator" else "--")]
     tried = noisy("tried again", of("second_try/share"), GREY, "--")
     tried += noisy("mended", of("second_try/mended"), GREEN)
     tried += noisy("broken", of("second_try/broken"), VERMILION, ":")
@@ -47,6 +51,8 @@ def training(run: Run) -> list[dict]:
             panel("Generator", f"Share of correct answers: greedy on {_evaluated(run)} held-out problems, with its "
                   "95 % interval, and of the solutions sampled in a turn.", accuracy + reward, TURN,
                   score=True, **warmup),
+            panel("Own rewards", "Means of the functions that generator.rewards and verifier.rewards name, without "
+                  "their weights.", own, TURN, **warmup),
             panel("Second tries", "Shares of the solutions of a turn.", tried, TURN, score=True, **warmup),
             panel("Trust in the verifier", "The factor that trust puts on step rewards, and the share of the "
                   "solutions trained on that the verifier judges.", believed, TURN, score=True, **warmup),
@@ -61,6 +67,12 @@ def training(run: Run) -> list[dict]:
                   "than rounding means that the cache or a mask is wrong.", both("logprob_gap_max"), TURN, **warmup),
         ]
     )
+
+
+def own_rewards_in(rows: Iterable[dict]) -> dict[str, tuple[str, str]]:
+    """{metric: (role, name of the function)}, by roles."""
+    found = {metric: metric.split(f"/{OWN}") for row in rows for metric in row if f"/{OWN}" in metric}
+    return {metric: tuple(found[metric]) for metric in sorted(found)}
 
 
 def alarms(run: Run) -> dict:

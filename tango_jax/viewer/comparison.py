@@ -22,7 +22,7 @@ from tango_jax.tracking.evaluations import adapters_are_trained, short_adapter
 from tango_jax.tracking.known_arms import known_names, record_of
 from tango_jax.tracking.provenance import method_digests, weights_digest
 from tango_jax.tracking.run_config import ANY_PLACE, changes_results
-from tango_jax.viewer.charts import OF_MARKS
+from tango_jax.viewer.charts import OF_MARKS, own_rewards_in
 from tango_jax.viewer.panels import band, line, panel, with_content
 from tango_jax.viewer.runs import Run
 from tango_jax.weights.workdir import BASE
@@ -38,10 +38,6 @@ GENERATOR, VERIFIER = {"generator"}, {"warmup", "verifier"}  # phases in which a
 OVERLAYS = (
     ("Generator: share of correct answers, sampled", "In training, on the problems that each arm draws.",
      "generator/reward/outcome", GENERATOR, True),
-    ("Generator: own reward", "Mean of the function that generator.reward names.", "generator/reward/own",
-     GENERATOR, False),
-    ("Verifier: own reward", "Mean of the function that verifier.reward names.", "verifier/reward/own",
-     VERIFIER, False),
     ("Generator: entropy", "Nats per token.", "generator/entropy", GENERATOR, False),
     ("Verifier: entropy", f"Nats per token. {OF_MARKS}", "verifier/entropy", VERIFIER, False),
     ("Generator: KL to the reference", "Nats per token.", "generator/kl", GENERATOR, False),
@@ -265,13 +261,20 @@ def comparison(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict:
         caption = f"{over_seeds_caption} Greedy. Negative steps are the warm-up."
         traces = _traces(lines, lambda runs, name=name: curves.over_seeds([run.rows for run in runs], name), line)
         scores.append(panel(title, caption, traces, "generator step", score=True))
-    for title, caption, name, phases, is_share in OVERLAYS:
+    for title, caption, name, phases, is_share in (*OVERLAYS, *_own_rewards(lines)):
         # Arms without a verifier have fewer turns, but the same generator steps.
         x_name, x = ("generator_step", "generator step") if phases == GENERATOR else ("step", "turn (both roles)")
         traces = _traces(lines, lambda runs, at=(phases, x_name, name): _of_turns(runs, *at), _plain)
         caption = f"{caption} Running mean. {over_seeds_caption}"
         turns.append(panel(title, caption, traces, x, score=is_share))
     return {"scores": with_content(scores), "turns": with_content(turns), "table": table(lines, as_seed)}
+
+
+def _own_rewards(lines: Sequence[Line]) -> list[tuple[str, str, str, Collection[str], bool]]:
+    """As OVERLAYS: one for each function."""
+    names = own_rewards_in(row for item in lines for run in item.runs for row in run.rows)
+    return [(f"{role.capitalize()}: own reward {name}", f"Mean of the function that {role}.rewards names.", metric,
+             GENERATOR if role == "generator" else VERIFIER, False) for metric, (role, name) in names.items()]
 
 
 def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:

@@ -86,12 +86,12 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
         [
             panel("Verifier on the fixed pool", f"Agreement with the known labels on {run.settings['eval.pool']} fixed "
                   "solutions, greedy.", f1, TURN, score=True, **warmup),
-            panel("Verdicts in training", "A collapsed verifier says CORRECT always or never.", verdicts, TURN,
-                  score=True, **warmup),
+            panel("Verdicts in training", f"A collapsed verifier says CORRECT always or never.{_by_label(run)}",
+                  verdicts, TURN, score=True, **warmup),
             panel("Disagreements with the grader", f"Share of a turn's verifications, in {_whose(items)}.", shares,
                   TURN, barmode="stack"),
-            panel("Agreement with gold steps", f"For steps with a known label, in {_whose(items)}.", steps, TURN,
-                  score=True),
+            panel("Agreement with gold steps", f"For steps with a known label, in {_whose(items)}. The steps of a "
+                  f"misaligned verification count as missed{_stops(items)}.", steps, TURN, score=True),
         ]
     )
 
@@ -115,7 +115,10 @@ def confusion(pairs: Iterable[tuple[bool, str]], names: Iterable[str]) -> dict[s
 
 
 def recall_by_turn(items: Iterable[Judged], label: bool) -> Rates:
-    return share_by_turn((turn, judgement is label) for turn, judgement, gold in _steps(items) if gold is label)
+    """Steps after the first INCORRECT, which a verifier is to leave out, do not count: they would make the rates of one
+    that finds the error lower than those of one that misses it."""
+    return share_by_turn((turn, judgement is label) for turn, judgement, gold in _steps(items)
+                         if gold is label and judgement != STOPPED)
 
 
 def disagreement_by_turn(items: Iterable[Judged], verdict: str, is_correct: bool) -> Rates:
@@ -159,6 +162,17 @@ def _told(count: int, total: int) -> str:
 
 def _whose(items: list[Judged]) -> str:
     return f"the {items[0].role}'s turns" if items else "no turns"
+
+
+def _stops(items: list[Judged]) -> str:
+    leaves_out = any(STOPPED in item.judgements for item in items)
+    return f"; those {STOPPED}, where the verifier stops, do not count" if leaves_out else ""
+
+
+def _by_label(run: Run) -> str:
+    is_chosen = any("generator/label_accuracy" in row for row in run.rows if row["phase"] in VERIFIER_TURNS)
+    told = " In the verifier's turns of no_labels solutions are chosen by label: half are labelled right if possible."
+    return told if is_chosen else ""
 
 
 def _note(run: Run, items: list[Judged]) -> str:

@@ -30,11 +30,13 @@ from tango_jax.weights.hf_layout import (
     Layout,
     score_heads,
 )
+from tango_jax.weights.model_card import CARD_FILE
 from tango_jax.weights.prompting import TEMPLATE_FILE
 from tango_jax.weights.safetensors_files import StoredTensor, tensor_problems
 
 HEAD_ROWS = 4096  # of a head and of the embedding that are in memory at once while they are compared
-_DOWNLOADED = ["*.json", TEMPLATE_FILE, "model*.safetensors", "*.model", "*.jinja", "merges.txt", "LICENSE*"]
+_DOWNLOADED = ["*.json", TEMPLATE_FILE, "model*.safetensors", "*.model", "*.jinja", "merges.txt", "LICENSE*",
+               CARD_FILE]
 # Rotary frequencies in old checkpoints; the config determines them.
 _LEFTOVERS = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 

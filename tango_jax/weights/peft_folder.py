@@ -11,10 +11,11 @@ from safetensors.numpy import load_file
 
 from tango_jax.models.lora import LORA_A, LORA_B, MATRICES, LoraConfig, init_adapters
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.runtime.checkpoint import SAVING, commit
 from tango_jax.runtime.checks import read_json_object
 from tango_jax.runtime.hub import parse_hub_id
+from tango_jax.runtime.sealed import SAVING, commit
 from tango_jax.weights.hf_layout import LAYOUTS
+from tango_jax.weights.model_card import CARD_FILE
 from tango_jax.weights.safetensors_files import shorten, write_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -33,8 +34,9 @@ PLAIN = {"use_dora": False, "modules_to_save": None, "rank_pattern": {}, "alpha_
 INIT_WEIGHTS = (True, False, None, "gaussian", "eva")
 
 
-def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str) -> Path:
-    """Write the folder and return it; ValueError if it is not empty. `base`: checkpoint or hub id[@revision]."""
+def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str, card: str = "") -> Path:
+    """Write the folder and return it; ValueError if it is not empty. `base`: checkpoint or hub id[@revision]. `card`:
+    its README.md."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} already exists and is not an empty folder: choose another one, or remove it")
     lora, tensors = config.lora, {}
@@ -55,6 +57,8 @@ def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str) 
     saving = folder.with_name(f"{folder.name}{SAVING}")
     shutil.rmtree(saving, ignore_errors=True)
     saving.mkdir(parents=True)
+    if card:
+        (saving / CARD_FILE).write_text(card, encoding="utf-8")
     (saving / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     try:
         write_tensors(tensors, saving / WEIGHTS_FILE)

@@ -76,6 +76,9 @@ CONFIG_JSON = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": _LLAMA | _sizes(
         30, 576, 1536, 9, num_key_value_heads=3, vocab_size=49152, tie_word_embeddings=True,
         max_position_embeddings=8192, rope_theta=100000),
+    "HuggingFaceTB/SmolLM2-360M-Instruct": _LLAMA | _sizes(
+        32, 960, 2560, 15, num_key_value_heads=5, vocab_size=49152, tie_word_embeddings=True,
+        max_position_embeddings=8192, rope_theta=100000),
     "HuggingFaceTB/SmolLM3-3B": _LLAMA | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"} | _sizes(
         36, 2048, 11008, 16, num_key_value_heads=4, vocab_size=128256, tie_word_embeddings=True,
         max_position_embeddings=65536, rope_theta=5000000.0, rms_norm_eps=1e-06, no_rope_layer_interval=4),

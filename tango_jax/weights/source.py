@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -22,6 +22,7 @@ from tango_jax.weights.from_hf import model_config_from_hf, open_hf, resolve_fol
 from tango_jax.weights.gguf_file import GgufFile, open_gguf
 from tango_jax.weights.gguf_tokenizer import gguf_tokenizer, write_hf_tokenizer
 from tango_jax.weights.hf_layout import score_heads
+from tango_jax.weights.model_card import licence_of
 from tango_jax.weights.presets import REWARD_MODELS, preset_model
 from tango_jax.weights.prompting import read_prompting
 from tango_jax.weights.to_hf import TOKENIZER_FILES
@@ -70,6 +71,7 @@ class Source:
     generation: dict  # contents of generation_config.json, with every stop id
     architecture: str | None = None  # model_type of an export; None: any that can hold the model
     base_model: str | None = None  # hub id without revision, for a model card
+    licence: Mapping[str, str] = dataclasses.field(default_factory=dict)  # model_card.licence_of the checkpoint
 
     def load_params(self, shardings: dict | None = None) -> dict:
         return load_all(self.open_params(shardings))
@@ -154,6 +156,7 @@ def open_source(
         generation=ids | own | {"eos_token_id": ids["eos_token_id"]},
         architecture=json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"],
         base_model=hub.parse_hub_id(name).repo if kind == "hub" else None,
+        licence=licence_of(folder),
     )
 
 
@@ -207,6 +210,7 @@ def _open_gguf_source(file: GgufFile, name: str, use_chat: bool, numerics: dict)
         write_tokenizer=lambda target: write_hf_tokenizer(file, target),
         generation=generation_of(tokenizer),
         architecture=file.require("general.architecture"),
+        licence={"license": licence} if (licence := file.get("general.license")) else {},
     )
 
 

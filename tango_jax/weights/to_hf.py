@@ -11,13 +11,12 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from tango_jax.models.transformer import LayerKind, ModelConfig
-from tango_jax.runtime.checkpoint import SAVING, commit
-from tango_jax.runtime.failures import typed_command
-from tango_jax.runtime.model_text import markdown_cell, markdown_fence
+from tango_jax.runtime.sealed import SAVING, commit
 from tango_jax.runtime.unread import Unread
 from tango_jax.weights import hf_layout
 from tango_jax.weights.hf_layout import FAMILIES, TEXT_PARTS, Layout, differences
-from tango_jax.weights.prompting import NO_EXAMPLE, TEMPLATE_FILE, Example, Prompting
+from tango_jax.weights.model_card import CARD_FILE, model_card
+from tango_jax.weights.prompting import Prompting
 from tango_jax.weights.safetensors_files import INDEX_FILE, SINGLE_FILE, Place, create_file, write_tensor
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -115,43 +114,6 @@ def _gemma3_fields(config: ModelConfig, rope: dict) -> dict:
     return fields
 
 
-def model_card(
-    title: str,
-    base_model: str | None,
-    metrics: dict,
-    prompting: Prompting | None,
-    trained: str = "",
-    evaluated: str = "",
-    example: Example = NO_EXAMPLE,
-    is_read: bool = False,
-) -> str:
-    """README.md of an exported model.
-
-    `trained` and `evaluated` name the weights ("after turn 8"). `example` is what the card's code samples for.
-    `is_read`: it is a verifier that does not write, so there is nothing to sample.
-    """
-    front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
-    front += [f"base_model: {base_model}"] if base_model else []
-    lines = [*front, "tags:", "- tango_jax", "- reinforcement-learning", "---", "", f"# {title}", ""]
-    weights = f" These are the weights {trained}." if trained else ""
-    lines += [f"Made by tango_jax, an implementation of RL Tango (arXiv 2505.15034).{weights}", ""]
-    if prompting is not None:
-        turn = ", as the user's turn of the chat template," if prompting.use_chat else ""
-        use = ["In this folder:", "", "```python", prompting.snippet(example), "```"]
-        if is_read:
-            use = [f"It does not write: its marks are read in one pass (`{typed_command('judge')} --scored`)."]
-        lines += ["## Use", "", *use, "",
-                  f"It was trained on this prompt{turn} (`{TEMPLATE_FILE}`):", "",
-                  markdown_fence(prompting.template), ""]
-    if metrics:
-        lines += ["## Evaluation", "", *([f"Of the weights {evaluated}:", ""] if evaluated else [])]
-        lines += ["| name | value |", "|---|---|"]
-        shown = {name: markdown_cell(value) if value and isinstance(value, str) else value
-                 for name, value in metrics.items()}
-        lines += [f"| {name} | {value} |" for name, value in shown.items()] + [""]
-    return "\n".join(lines)
-
-
 def export_hf(
     folder: str | Path,
     config: ModelConfig,
@@ -198,7 +160,7 @@ def export_hf(
             saving.mkdir(parents=True)
             _write_json(saving / "config.json", contents)
             _write_json(saving / "generation_config.json", generation)
-            (saving / "README.md").write_text(card or model_card(folder.name, None, {}, None), encoding="utf-8")
+            (saving / CARD_FILE).write_text(card or model_card(folder.name, {}, None), encoding="utf-8")
             for prompting in promptings:
                 prompting.write(saving, is_other=prompting is not promptings[0])
             for source in sources:

@@ -1,6 +1,7 @@
 """Opening of a run's policies, from its settings or its workdir."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import jax
@@ -11,8 +12,9 @@ from tango_jax.config import ROLES, default_config, flatten, read_settings
 from tango_jax.models.lora import LORA_A, LORA_B, freeze, init_adapters, merge
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import with_base
-from tango_jax.runtime.checkpoint import MANIFEST, complete_steps, open_state, peek_meta, sampled_digest
+from tango_jax.runtime.checkpoint import open_state, peek_meta
 from tango_jax.runtime.checks import read_json_object
+from tango_jax.runtime.sealed import MANIFEST, complete_steps, sampled_digest
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.runtime.unread import Unread, load_all
 from tango_jax.sharding.layouts import param_shardings, with_shardings
@@ -237,6 +239,15 @@ def identify_weights(name: str, role: str) -> tuple[int | None, str]:
         step = max(complete_steps(directory))
         return step, sampled_digest(directory.glob(f"{step}/{MANIFEST}"))
     return None, sampled_digest([path] if kind == "gguf" else sorted(path.glob("*.safetensors")))
+
+
+def settings_of(source: str) -> dict:
+    """Settings of a run as they are stored; empty if they are missing or cannot be read."""
+    try:
+        settings = json.loads((Path(source).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def read_config(workdir: Path) -> ConfigDict:

@@ -28,17 +28,31 @@ def cells(table: str, first: str) -> list[str]:
 def test_arms_of_all_settings_are_compared_over_steps_and_over_equal_tokens():
     table, _ = compare(learning(rows()), "grpo")
     assert "mean over 2k tokens" in table  # 20 steps of 100 tokens
-    assert cells(table, "grpo") == ["grpo", "2", "0.000", "0.200 (0.200 0.200)", "", "", "", "",
-                                    "0.200 (0.200 0.200)", "", "0.400", "2", ""]
+    assert cells(table, "grpo") == ["grpo", "2", "0.000", "0.200 (0.200 0.200)", "", "", "", "", "0.400",
+                                    "0.200 (0.200 0.200)", "", "2", ""]
     # Over steps: (10 * 0.2 + 10 * (0.4 + 0.88) / 2) / 20 and, ending at 0.96, 0.44. Over the first 2,000 of its 4,000
     # tokens it goes from 0 to 0.4.
     tango = cells(table, "tango, trust=on †")
     assert tango[3:7] == ["0.430 (0.420 0.440)", "2", "20", "+0.230"]
-    assert [tango[8], *tango[10:12]] == ["0.200 (0.200 0.200)", "0.920", "4"] and tango[9][1:] == "0.000"
+    assert [tango[8], tango[9], tango[11]] == ["0.920", "0.200 (0.200 0.200)", "4"] and tango[10][1:] == "0.000"
     assert tango[7] == "1.150"  # of the gap from 0.2 to 0.4
     assert cells(table, "gold_steps")[6:8] == ["+0.200", "1"]
     # 0.8 is reached after 1,000 + 2,000 * 0.4 / 0.48 = 3,667 tokens and 3,429; the baseline never reaches it in 2,000.
     assert tango[-1] == "≤ 1.774"
+
+
+def test_flops_stand_beside_tokens_where_all_runs_have_them():
+    """`scored` samples as much as the baseline, for three times its FLOPs of 1, 2 and 3 * 10^12."""
+    found = [row._replace(flops=index * size * 1e12) for arm, size, accuracy in (("grpo", 1, SLOW), ("scored", 3, FAST))
+             for index, row in enumerate(run_rows(arm, accuracy))]
+    table, figure = compare(learning(found), "grpo")
+    assert "mean over 2.00 TFLOPs" in table and "| TFLOPs to 0.8, ratio |" in table
+    # Of its 6: after 2 of the 3 of its first part, from 0 to 0.4 * 2 / 3; it reaches 0.8 at its end.
+    assert cells(table, "scored")[-4:] == ["0.133", "-0.067", "6.00", "≤ 3.000"]
+    assert [axes.get_xlabel() for axes in figure.axes] == [
+        "over the generator steps", "over the same tokens", "over the same TFLOPs", "minus grpo, by steps"]
+    without, _ = compare(learning([*found[:-1], found[-1]._replace(flops=None)]), "grpo")
+    assert "TFLOPs to 0.8" not in without
 
 
 def test_arms_that_differ_in_the_arm_alone_are_not_marked():

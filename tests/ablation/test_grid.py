@@ -1,6 +1,7 @@
 """The cells of a grid: their settings, names and stages 1, and what a mistake in a grid is told."""
 
 import ast
+import json
 import re
 from fnmatch import fnmatchcase
 
@@ -403,3 +404,28 @@ def test_settings_that_cannot_be_read_are_named(tmp_path, text, message):
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="none.json' is not a Python file that exists"):
         load_config(str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize("adapters", [("generator.adapter", "verifier.adapter"), ("generator.adapter",)])
+def test_runs_take_the_stage_one_of_their_adapters(tmp_path, adapters):
+    """Each is its own command with several workers, which refuses an adapter that nothing would read."""
+    peft = tmp_path / "peft"
+    peft.mkdir()
+    modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    (peft / "adapter_config.json").write_text(json.dumps(
+        {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": modules}))
+    own = ("checkpoint=a/b", "model.lora.rank=4", "model.lora.alpha=8")
+    settings = [*(f"{role}.{setting}" for role in ROLES for setting in own), *(f"{key}={peft}" for key in adapters)]
+    if len(adapters) == 1:
+        settings += ["verifier.adapter=generator"]
+    config = tiny({}, "ablation.arms=('tango',)", "ablation.seeds=(0,)", *settings)
+    [planned] = make_plan(config, tmp_path / "runs").runs
+    keep_config(config, tmp_path / "runs/config.json")
+    validate(planned.config)
+    keep_config(planned.config, planned.folder / "config.json")
+    asked = [f"--from={tmp_path / 'runs'}", f"--workdir={tmp_path / 'fork'}"]
+    fork, _ = parse_command_line("train", "doc", asked, "runs/NAME")
+    assert [fork[key.split(".")[0]].adapter for key in adapters] == [str(peft)] * len(adapters)
+    planned.config.generator.adapter = str(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"generator\.adapter=\S+other needs .*init_from or one that began with it"):
+        validate(planned.config)

@@ -204,3 +204,16 @@ def test_arms_that_differ_in_other_settings_are_named():
     assert "tango, gold_steps and grpo also differ in other settings, such as a schedule, a reward, a loss or a " \
         "learning rate: do not compare them as arms." in summarize(rows)
     assert "also differ in other settings" not in summarize([row._replace(method="aa") for row in rows])
+
+
+def test_flops_to_the_level_stand_beside_tokens_where_all_runs_have_them():
+    """0.8 is at the end of `scored`, after 30, and halfway between 10 and 20 of the baseline's, by 0.4 and 1.2."""
+    rows = [row._replace(flops=index * size * 1e12) for arm, size, accuracy in
+            (("grpo", 10, (0.0, 0.4, 1.2)), ("scored", 15, (0.0, 0.4, 0.8)))
+            for index, row in enumerate(run_rows(arm, accuracy))]
+    text = summarize(rows)
+    assert "| steps | 1000 tokens | TFLOPs |" in text and "| tokens, ratio | FLOPs, ratio |" in text
+    [scored] = [line for line in text.splitlines() if line.startswith("| scored |")]
+    [ratio] = [line for line in text.splitlines() if line.startswith("| scored / grpo |")]
+    assert "| 30.0 (30.0) |" in scored and "| 2.000 |" in ratio
+    assert "TFLOPs |" not in summarize([*rows[:-1], rows[-1]._replace(flops=None)])

@@ -68,7 +68,9 @@ def test_overrides_take_the_type_of_the_default(small):
         "rl.gamma=1", "rl.alpha_final=2e-3", "rl.generator_steps=12", "arm=grpo", "generator.init_from=1",
         "generator.use_chat=false", "verifier.use_chat=TRUE", "verifier.row_buckets=(2,4)",
         "generator.prompt_buckets=[8, 16]",
-        "verifier.cache_buckets=()", "ablation.arms=('tango','grpo')", "compile_cache=", "generator.sft.optimizer.lr=1",
+        "verifier.cache_buckets=()", "ablation.arms=('tango','grpo')", "compile_cache=",
+        "generator.rewards=own.py:f", "verifier.rewards=a.py:f, b.py:g", "verifier.reward_weights=1,0.5",
+        "generator.sft.optimizer.lr=1",
     ])
     assert config.seed == 7
     assert config.rl.gamma == 1.0 and isinstance(config.rl.gamma, float)
@@ -78,6 +80,8 @@ def test_overrides_take_the_type_of_the_default(small):
     assert (config.verifier.row_buckets, config.generator.prompt_buckets) == ((2, 4), (8, 16))
     assert config.verifier.cache_buckets == () and config.compile_cache == ""
     assert config.ablation.arms == ("tango", "grpo")
+    assert config.generator.rewards == ("own.py:f",) and config.verifier.rewards == ("a.py:f", "b.py:g")
+    assert config.verifier.reward_weights == (1.0, 0.5)
     assert config.generator.sft.optimizer.lr == 1.0
     # Everything else is as the file has it.
     assert config.verifier.sft.optimizer.lr == default_config().verifier.sft.optimizer.lr
@@ -113,7 +117,7 @@ def test_an_override_may_hold_an_equals_sign(small):
     ("rl.gamma=1" + "0" * 400, r"rl\.gamma=10+\.\.\. must be of type float"),
     ("seed=1" + "0" * 5000, r"seed=10+\.\.\. must be of type int"),
     ("=1", r"unknown config key ''"),
-    ("generator.row_buckets=8", r"must be of type tuple, like its default \(4, 8\)"),
+    ("generator.row_buckets=8", r"must be of type tuple, like its default \(4, 8\): write \(8,\)"),
     ("generator.row_buckets=8 16", r"must be of type tuple"),
 ])
 def test_a_mistaken_override_says_what_is_wrong(small, override, message):
@@ -157,6 +161,12 @@ MISTAKES = [
     ("rl.samples_per_prompt=1 verifier.loss.algorithm=rloo", r"verifier\.loss\.algorithm=rloo compares .* raise it to"),
     ("generator.loss.algorithm=own.py:mine generator.loss.step_norm=minimum",
      r"step_norm=minimum works with grpo, .* not with generator\.loss\.algorithm=own\.py:mine: set"),
+    ("generator.reward_weights=(1,0.5)",
+     r"generator\.reward_weights=\(1\.0, 0\.5\) is of length 2, and generator\.rewards=\(\) of length 0: give"),
+    ("verifier.rewards=a.py:f,b.py:f", r"verifier\.rewards=.* has 2 functions named 'f', .* rename one"),
+    ("generator.rewards=none.py:f", r"generator\.rewards=none\.py:f: there is no file none\.py"),
+    ("generator.reward_weights=(1,nan)", r"generator\.reward_weights=\(1,nan\) must be of type tuple"),
+    ("generator.reward_weights=(1000,)", r"generator\.reward_weights=.*1000\.0 must lie between 0\.0 and 100\.0"),
     ("generator.stop_at_first_error=True", r"generator\.stop_at_first_error=True: only the verifier judges"),
     ("verifier.stop_at_first_error=True verifier.template=math",
      r"stop_at_first_error=True, and verifier\.template=math asks to judge all steps: set verifier\.templ"),
@@ -451,13 +461,13 @@ def test_all_mistakes_are_told_at_once(small, capsys):
 
 def test_mistakes_of_the_command_line_hide_none_of_the_settings(small, capsys):
     wrong = ["--nope=3", "--config.rl.generator_step=1", "--config.seed=x", "--config.arm=tangos",
-             "--config.generator.reward=own.py:f", "--workdir="]
+             "--config.generator.rewards=own.py:f", "--workdir="]
     with pytest.raises(SystemExit):
         parse_command_line("train", "doc", [f"--config={small}", *wrong, "--print-config"], "runs/x")
     captured = capsys.readouterr()
     said = captured.err.splitlines()
     beginnings = ("--workdir is empty", "unknown argument '--nope=3'", "unknown config key 'rl.generator_step'",
-                  "--config.seed=x must be", "arm='tangos' is not one", "generator.reward=own.py:f: there is no file")
+                  "--config.seed=x must be", "arm='tangos' is not one", "generator.rewards=own.py:f: there is no file")
     assert len(said) == len(beginnings) and captured.out == ""
     assert all(line.startswith(f"error: {text}") for line, text in zip(said, beginnings, strict=True)), said
 
@@ -587,7 +597,7 @@ def test_a_setting_that_an_earlier_version_lacked_had_its_default(small, tmp_pat
     path = tmp_path / "config.json"
     save_config(load_config(small), path)
     saved = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in saved.items() if key != "generator.reward"}))
+    path.write_text(json.dumps({key: value for key, value in saved.items() if key != "generator.rewards"}))
     check_config(load_config(small), path)
     path.write_text(json.dumps({key: value for key, value in saved.items() if key != "rl.gamma"}))
     with pytest.raises(ValueError, match=r"rl\.gamma: 0\.8 -> 0\.5"):
@@ -820,7 +830,7 @@ def test_a_run_is_in_the_folder_of_its_configs_name_by_default(small):
     assert parse_command_line("train", "doc", ["--config=last_letter"], "runs/NAME")[1] == Path("runs/last_letter")
 
 
-@pytest.mark.parametrize("group, key", [("generator", "reward"), ("verifier", "reward"), ("task", "grader")])
+@pytest.mark.parametrize("group, key", [("generator", "rewards"), ("verifier", "rewards"), ("task", "grader")])
 def test_a_function_that_is_assigned_to_a_key_is_answered_in_one_line(group, key):
     config = default_config()
     for one in (config, config.copy_and_resolve_references()):

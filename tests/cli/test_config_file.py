@@ -47,7 +47,7 @@ FILES = {
     "a locked key": (changed("config.lock(); config.sed = 1"), r"line 4: AttributeError: .*\"sed\".*mean \"seed\"\?$"),
     "a numbered key": (changed("config[3] = 1"), r"mistaken\.py: TypeError"),
     "a text": (changed("config.rl.gamma = '0.8'"), r"mistaken\.py, line 4: TypeError: .*'gamma'.*<class 'str'>"),
-    "a function": (changed("config.generator.reward = len"), r"line 4: reward=len: a setting takes the name of a "
+    "a function": (changed("config.generator.rewards = len"), r"line 4: rewards=len: a setting takes the name of a "
                    r"function, FILE\.py:name or package\.module:name, not the function itself$"),
     "None": (changed("config.rl.gamma = None"), r"mistaken\.py: rl\.gamma=None must be of type float, like .* 0\.8"),
     "True": (changed("config.seed = True"), r"mistaken\.py: seed=True must be of type int, like its default 0"),

@@ -19,7 +19,8 @@ from tango_jax.runtime.keys import LARGEST_INT, OneOf, Range
 DEFAULTS = flatten(default_config())
 NUMERIC = [name for name, key in KEYS.items() if isinstance(key.allowed, Range)]
 FLOATS = [name for name in NUMERIC if isinstance(KEYS[name].allowed.low, float)]
-NAMES = {"ablation.arms", "generator.model.lora.targets", "verifier.model.lora.targets"}  # tuples of texts
+NAMES = {"ablation.arms", *(f"{role}.{name}" for role in ("generator", "verifier")  # tuples of texts
+                            for name in ("model.lora.targets", "rewards"))}
 
 
 @pytest.fixture(scope="module")

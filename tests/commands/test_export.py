@@ -8,10 +8,13 @@ import weakref
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
+from huggingface_hub import metadata_load
 
 from support.hf_loading import assert_equal_trees
 from support.paths import ROOT
+from support.small_hub import TOKEN
 from support.tiny_checkpoints import save_run, save_step, tiny_params, write_tiny_folder, write_tiny_gguf
 from tango_jax import export
 from tango_jax.config import default_config
@@ -124,7 +127,7 @@ def test_the_card_names_the_arm_and_whether_it_trains_the_role(folder, tmp_path)
     for role, steps, stage in (("generator", 0, "after reinforcement learning"),
                                ("verifier", 2, "after stage 1 (SFT)"), ("verifier", 0, "not trained by it")):
         workdir, config[role].sft.steps = tmp_path / f"{role}_{steps}", steps
-        save_run(workdir, config, step=3)
+        save_run(workdir, config, step=3, updates=(3, 0))
         (workdir / "provenance.json").write_text(json.dumps(stored))
         card = (export.export(workdir, role, tmp_path / f"{role}_{steps}_out") / "README.md").read_text()
         assert f"# {role.capitalize()} of a run of GRPO (no verifier), {stage}\n" in card
@@ -147,13 +150,63 @@ def test_the_card_of_a_verifier_that_does_not_write_has_no_code_that_lets_it(fol
 def test_the_card_says_whether_the_role_had_a_turn(folder, tmp_path):
     config = default_config()
     config.verifier.checkpoint = config.generator.checkpoint = str(folder)
-    save_run(tmp_path / "run", config, step=1)
+    save_run(tmp_path / "run", config, step=1, updates=(0, 1))
     with open(tmp_path / "run" / "metrics.jsonl", "w") as file:
         file.writelines(json.dumps({"step": step, "phase": phase}) + "\n"
                         for step, phase in ((0, "eval"), (1, "warmup"), (2, "generator")))  # the last is not saved
     for role, stage in (("generator", "not trained by it"), ("verifier", "after reinforcement learning")):
         card = (export.export(tmp_path / "run", role, tmp_path / role) / "README.md").read_text()
         assert f"# {role.capitalize()} of a run of RL Tango, {stage}\n" in card
+
+
+@pytest.mark.parametrize("arm, updates, stages", [
+    ("grpo", (9, 4), ("after reinforcement learning", "after reinforcement learning")),
+    ("tango", (0, 0), ("after stage 1 (SFT)", "after stage 1 (SFT)")),
+    ("fixed_verifier", (9, 0), ("after reinforcement learning", "after stage 1 (SFT)")),
+])
+def test_the_card_of_a_fork_is_about_its_weights(arm, updates, stages, folder, tmp_path):
+    """Of a fork before its first turn: what the run before it trained, whatever the fork's arm would."""
+    config = default_config()
+    config.arm, config.fork_of = arm, str(tmp_path / "before")
+    for role in ("generator", "verifier"):
+        config[role].checkpoint, config[role].sft.steps, config[role].init_from = str(folder), 2, config.fork_of
+    save_run(tmp_path / "run", config, step=0, updates=updates)
+    stored = {"attempts": [{}], "files": {}, "arm": stored_arm(arm)}
+    (tmp_path / "run" / "provenance.json").write_text(json.dumps(stored))
+    for role, stage in zip(("generator", "verifier"), stages, strict=True):
+        assert export_title(tmp_path / "run", role).endswith(f", {stage}")
+
+
+def export_title(workdir: Path, role: str) -> str:
+    card = (export.export(workdir, role, workdir.with_name(f"{workdir.name}_{role}")) / "README.md").read_text()
+    return next(line for line in card.splitlines() if line.startswith("# "))
+
+
+@pytest.mark.parametrize("start, untrained, stages", [
+    ("fresh", ("generator", "verifier"), ("not trained by it", "not trained by it")),
+    ("fresh", ("verifier",), ("after stage 1 (SFT)", "not trained by it")),
+    ("generator", ("verifier",), ("after stage 1 (SFT)", "after stage 1 (SFT)")),
+])
+def test_the_card_knows_a_stage_one_that_trained_nothing(start, untrained, stages, folder, tmp_path):
+    """With task.stage_one=self, of a role that needed none, or of whose samples none could be kept."""
+    config = default_config()
+    config.verifier.sft.start = start
+    for role in ("generator", "verifier"):
+        config[role].checkpoint, config[role].sft.steps = str(folder), 2
+    save_run(tmp_path / "run", config, step=3, updates=(0, 0))
+    for role in ("generator", "verifier"):
+        meta = {"untrained": True} if role in untrained else {}
+        save_step(tmp_path / f"run/sft/{role}/checkpoints", 2 * (not meta), {"params": tiny_params()}, meta)
+    for role, stage in zip(("generator", "verifier"), stages, strict=True):
+        assert export_title(tmp_path / "run", role).endswith(f", {stage}")
+
+
+def test_the_card_of_a_stage_one_that_trained_nothing_names_no_step_of_it(folder, tmp_path):
+    config = default_config()
+    config.generator.checkpoint, config.generator.sft.steps = str(folder), 2
+    save_run(tmp_path / "run", config, stage_one=True, step=0, meta={"untrained": True})
+    card = (export.export(tmp_path / "run", "generator", tmp_path / "out") / "README.md").read_text()
+    assert "not trained by it" in card and "These are the weights before the first turn." in card
 
 
 def test_a_model_from_scratch_is_exported_with_its_tokenizer(tmp_path):
@@ -189,7 +242,8 @@ def test_one_array_at_a_time_of_one_role_is_held(rank, folder, tmp_path, monkeyp
     model = start_source(config, "verifier").model_config
     params = init_adapters(model, jax.random.key(3)) if rank else tiny_params()
     save_config(config, tmp_path / "run" / "config.json")
-    state = {role: {"params": params, "opt_state": {"mu": params, "nu": params}} for role in ("generator", "verifier")}
+    state = {role: {"params": params, "step": np.array(3, np.int32), "opt_state": {"mu": params, "nu": params}}
+             for role in ("generator", "verifier")}
     save_step(tmp_path / "run" / "checkpoints", 1, state, {})
     read_fn, names, arrays, alive = checkpoint.read_stored, [], [], []
     most = 1 if rank else 0  # both adapters of a matrix are merged together
@@ -237,6 +291,103 @@ def test_mistakes_end_in_one_line(folder, tmp_path, capsys):
         assert message in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
     assert open_workdir(tmp_path / "run", "generator").name == str(tmp_path / "run")
+
+
+@pytest.fixture
+def run_to_push(folder, tmp_path) -> list[str]:
+    """The arguments that export a run of the tiny folder."""
+    config = default_config()
+    config.generator.checkpoint = config.verifier.checkpoint = str(folder)
+    save_run(tmp_path / "run", config, step=3)
+    return [f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'out'}"]
+
+
+@pytest.mark.parametrize("repo, visibility", [("me/model", "private"), ("team/public", "public")])
+def test_an_export_is_pushed_to_a_private_repository_if_it_is_new(hub, run_to_push, tmp_path, monkeypatch, capsys, repo,
+                                                                  visibility):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.visibility["team/public"] = "public"
+    assert export.main([*run_to_push, f"--push={repo}"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{hub.endpoint}/{repo}"
+    assert hub.visibility[repo] == visibility
+    out = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert hub.commits[repo, "a" * 40] == out and "README.md" in out
+    monkeypatch.chdir(tmp_path)
+    assert_equal_trees(open_source(repo).load_params(), open_source(str(tmp_path / "out")).load_params())
+
+
+@pytest.mark.parametrize("repo, token, state, message", [
+    ("model", TOKEN, {}, "--push=model is no repository of the Hugging Face hub: write OWNER/NAME"),
+    ("me/a b", TOKEN, {}, "--push=me/a b is no repository"), ("", TOKEN, {}, "--push= is no repository"),
+    ("me/a/b", TOKEN, {}, "--push=me/a/b is no repository"),
+    ("me/model", None, {}, "--push=me/model needs a token: make one that may write at https://huggingface.co/settings"),
+    ("me/model", "hf_wrong", {}, "--push=me/model: the hub refuses the token: make one"),
+    ("you/model", TOKEN, {}, "--push=you/model: the token belongs to me, who may write to me, team: name one of these"),
+    ("me/model", TOKEN, {"may_write": False}, "--push=me/model: the token of me may only read: make one"),
+])
+def test_what_cannot_be_pushed_is_one_line_before_the_export(hub, run_to_push, tmp_path, monkeypatch, capsys, repo,
+                                                             token, state, message):
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    for name, value in state.items():
+        setattr(hub, name, value)
+    with pytest.raises(SystemExit) as stopped:
+        export.main([*run_to_push, f"--push={repo}"])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and error.startswith(f"error: {message}") and error.count("\n") == 1
+    assert not (tmp_path / "out").exists() and hub.posted == []
+
+
+def test_a_push_that_fails_leaves_the_export_and_says_how_to_go_on(hub, run_to_push, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.refuses_uploads = True
+    with pytest.raises(SystemExit):
+        export.main([*run_to_push, "--push=me/model"])
+    out = tmp_path / "out"
+    assert f"{out} is complete, and `hf upload me/model {out}` uploads it" in capsys.readouterr().err
+    open_source(str(out))
+
+
+@pytest.mark.parametrize("task, problems, datasets", [
+    ({"name": "last_letter"}, "of the task last_letter", ()),
+    ({"name": "/home/me/sums.py:make_task"}, "of the task sums.py:make_task", ()),
+    ({"train": "/home/me/a.jsonl", "stage_one": "self"},
+     "a.jsonl; stage 1 imitates the model's own samples that are right", ()),
+    ({"train": "gsm8k_train", "stage_one": "gsm8k"},
+     "hub:openai/gsm8k:main/train; stage 1 imitates their worked answers", ("openai/gsm8k",)),
+    ({"train": "a.jsonl", "stage_one": "hub:team/taught/train"},
+     "a.jsonl; stage 1 imitates hub:team/taught/train", ("team/taught",)),
+])
+def test_the_problems_on_a_card(folder, task, problems, datasets):
+    config = default_config()
+    config.generator.checkpoint, config.task.name = str(folder), "math"
+    config.task.update(task)
+    found = export.training_of(config, {"attempts": [{"command": "python"}]}, start_source(config, "generator"))
+    assert (found.problems, found.datasets, found.command) == (problems, datasets, "")
+
+
+def test_the_card_says_what_the_run_was_made_of(tmp_path):
+    """Base, licence, data and command; adapters have a card, too."""
+    base = write_tiny_folder(tmp_path / "base")
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    config = default_config()
+    config.generator.checkpoint = config.verifier.checkpoint = str(base)
+    config.task.name, config.task.train, config.task.stage_one = "math", "gsm8k_train", str(tmp_path / "teacher.jsonl")
+    config.generator.model.lora.rank = config.verifier.model.lora.rank = 2
+    save_config(config, tmp_path / "run" / "config.json")
+    adapters = {"params": init_adapters(start_source(config, "generator").model_config, jax.random.key(3)),
+                "step": np.array(1, np.int32)}
+    save_step(tmp_path / "run" / "checkpoints", 3, {"generator": adapters, "verifier": adapters}, {})
+    command = "python -m tango_jax.train --config=mine.py"
+    stored = {"attempts": [{"command": "other"}, {"command": command}], "files": {}}
+    (tmp_path / "run" / "provenance.json").write_text(json.dumps(stored))
+    merged = export.export(tmp_path / "run", "generator", tmp_path / "merged")
+    adapter = export.export_adapter(tmp_path / "run", "generator", tmp_path / "adapter")
+    for out, library in ((merged, "transformers"), (adapter, "peft")):
+        card, front = (out / "README.md").read_text(), metadata_load(out / "README.md")
+        assert (front["library_name"], front["license"], front["datasets"]) == (library, "apache-2.0", ["openai/gsm8k"])
+        assert "- Problems: hub:openai/gsm8k:main/train; stage 1 imitates teacher.jsonl\n" in card
+        assert f"```text\n{command}\n```" in card and "## Use" in card
 
 
 SUM = (Problem("asked", "What is 3 + 4?", "7"), r"<think><step>3 + 4 = 7</step></think><answer>\boxed{7}</answer>", 1)

@@ -47,7 +47,7 @@ def teacher_config(folder, **settings):
     """`settings`: keys of `generate`, and generator.top_p."""
     config = math_config(folder, stage_one="", train=str(SHORT), validation=1)
     config.generator.max_response, config.generator.template = 24, "last_letter"  # the question alone
-    config.generator.top_p = settings.pop("top_p", 0.5)
+    config.generator.top_p, config.generator.top_k = settings.pop("top_p", 0.5), 7
     config.generate.update(settings)
     validate(config)
     return config
@@ -69,7 +69,7 @@ def scripted(policy, text_fn, calls=None):
     def sample(weights, request):
         assert len(request.row_numbers) == len(request.prompts) * request.group_size
         if calls is not None:
-            calls.append((len(request.prompts), request.temperature, request.top_p))
+            calls.append((len(request.prompts), request.temperature, request.top_p, request.top_k))
         pairs = [divmod(row, MAX_SAMPLES) for row in request.row_numbers]
         texts = [text_fn(*pair) for pair in pairs]
         ids = [policy.tokenizer.encode_response(text or tagged(ANSWERS[n])) for text, (n, _) in
@@ -111,7 +111,7 @@ def test_every_problem_is_in_one_of_the_two_files(folder, policy, tmp_path):
     calls = []
     teacher = scripted(policy, lambda number, sample: tagged(ANSWERS[number] + number % 2), calls)
     counts = generate(teacher_config(folder), tmp_path, SILENT, teacher)
-    assert calls == [(3, 0.1, 0.5), (3, 0.1, 0.5), (2, 0.1, 0.5)]
+    assert calls == [(3, 0.1, 0.5, 7), (3, 0.1, 0.5, 7), (2, 0.1, 0.5, 7)]
     assert counts == json.loads((tmp_path / "counts.json").read_text())
     assert counts == {
         "problems": 8, "over_long_prompts": 0, "solutions": 8, "correct": 4, "truncated": 0, "untagged": 0,

@@ -212,9 +212,12 @@ def test_resumed_equals_uninterrupted(folder, scripted, tmp_path):
             judge_rows(rows, folder, changed, SILENT, out)
 
 
-def test_scored_rows_of_processbench_without_sampling(folder, tmp_path, capsys):
+@pytest.mark.parametrize("template", ["plain", FIRST_ERROR])
+def test_scored_rows_of_processbench_without_sampling(folder, tmp_path, capsys, template):
+    """All marks are read, also of a verifier that would stop writing at the first error."""
     out = tmp_path / "judged.jsonl"
-    flags = [f"--verifier={folder}", f"--file={ROWS / 'processbench.jsonl'}", "--scored", "--template=plain"]
+    flags = [f"--verifier={folder}", f"--file={ROWS / 'processbench.jsonl'}", "--scored",
+             f"--template={template}"]
     assert command.main([*flags, f"--out={out}"]) == 0
     given = [json.loads(line) for line in (ROWS / "processbench.jsonl").read_text().splitlines()]
     rows = [json.loads(line) for line in out.read_text().splitlines()]
@@ -228,11 +231,11 @@ def test_scored_rows_of_processbench_without_sampling(folder, tmp_path, capsys):
     assert f"verifications: {len(rows)}, of which 0 without a verdict (INVALID), 0 with" in capsys.readouterr().out
     evaluated = tmp_path / "evaluated"
     evaluate.main([f"--verifier={folder}", f"--sets=processbench_math:{ROWS / 'processbench.jsonl'}", "--scored",
-                   "--verifier_template=plain", f"--out={evaluated}"])
+                   f"--verifier_template={template}", f"--out={evaluated}"])
     read = [json.loads(line) for line in (evaluated / "rows/processbench_math.jsonl").read_text().splitlines()]
     assert [[(one["verdict"], one["judgements"]) for one in row["verifications"]] for row in read] == [
         [(one["verdict"], one["judgements"]) for one in row["verifications"]] for row in rows]
-    again = command.judge(given, folder, scored=True, template="plain", rows=2)
+    again = command.judge(given, folder, scored=True, template=template, rows=2)
     np.testing.assert_allclose(probabilities(again), probabilities(rows), atol=2e-6)
 
 

@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from support.evaluation_cases import CLAIM, PROMPT, scripted, scripted_verifier, small_tokenizer
+from support.evaluation_cases import CLAIM, PROMPT, scripted, scripted_verifier, small_tokenizer, verification
 from support.paths import ROOT
 from support.reward_models import write_trl_folder
 from support.tiny_checkpoints import save_run, write_tiny_folder, write_tiny_gguf
@@ -31,7 +31,8 @@ def folder(tmp_path_factory):
 def test_a_gguf_answers_and_a_folder_judges(folder, tmp_path, capsys, monkeypatch):
     gguf = write_tiny_gguf(tmp_path / "model.gguf")
     monkeypatch.setattr("sys.stdin", io.StringIO("What is 3 + 4?\n\nAnd 5?\n"))
-    assert sample.main([f"--checkpoint={gguf}", f"--verifier={folder}", "--temperature=1.0", "--use_chat", *SHORT]) == 0
+    assert sample.main([f"--checkpoint={gguf}", f"--verifier={folder}", "--temperature=1.0", "--use_chat",
+                        "--verifier_use_chat", *SHORT]) == 0
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if line.startswith("Question")] == [
         "Question: What is 3 + 4?", "Question: And 5?"]
@@ -127,6 +128,18 @@ def test_a_given_solution_is_judged_with_probabilities(folder, tmp_path, capsys,
     assert "   | 7 is not 8. \\boxed{INCORRECT}" in lines
 
 
+@pytest.mark.parametrize("template, first, last", [
+    ("math", "INCORRECT", "CORRECT"), ("math_first_error", "INCORRECT", "no judgement")])
+def test_a_given_solution_is_judged_as_the_verifier_is_asked_to(folder, monkeypatch, capsys, template, first, last):
+    """It judges both steps: where it is to stop, what it says after the first INCORRECT does not count."""
+    scripted_verifier(monkeypatch, verification("INCORRECT", False, True))
+    flags = [f"--verifier={folder}", f"--verifier_template={template}", "--max_prompt=1024", "--max_new=256"]
+    assert sample.main([*flags, "--question=What is 3 + 4?", f"--solution={SOLUTION}"]) == 0
+    marks = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("   ")
+             and "| " not in line]
+    assert [mark.partition("   ")[0] for mark in marks] == [first, last]
+
+
 @pytest.mark.parametrize("text, steps", [("3 + 4 = 7\nso 8\nor 9", 3), ("3 + 4 = 7\nso 8\n\nor 9", 2)])
 def test_a_reward_model_judges_steps_of_plain_text(text, steps, tmp_path, capsys):
     prm = write_trl_folder(tmp_path / "prm")
@@ -137,7 +150,7 @@ def test_a_reward_model_judges_steps_of_plain_text(text, steps, tmp_path, capsys
 
 def test_a_reward_model_judges_what_is_sampled(folder, tmp_path, capsys):
     prm = write_trl_folder(tmp_path / "prm")
-    flags = [f"--checkpoint={folder}", f"--verifier={prm}", "--template=last_letter", "--max_new=24"]
+    flags = [f"--checkpoint={folder}", "--use_chat", f"--verifier={prm}", "--template=last_letter", "--max_new=24"]
     assert sample.main([*flags, "--question=What is 3 + 4?"]) == 0
     assert "The solution has no <step> blocks" in capsys.readouterr().out
 
@@ -159,6 +172,8 @@ def test_mistakes_end_in_one_line(folder, capsys):
         ([f"--checkpoint={folder}", "--template=maths"], "generator.template='maths' is neither"),
         ([f"--checkpoint={folder}", "--max_new=4096"], "--max_new=4096 leaves no room for a prompt"),
         ([f"--checkpoint={folder}", *SHORT[:3], "--max_prompt=4"], "; the limit is 4: shorten it"),
+        ([f"--verifier={folder}", "--use_chat", "--solution=7"], "--use_chat: no --checkpoint is given; --use_chat is"),
+        ([f"--checkpoint={folder}", "--verifier_use_chat"], "--verifier_use_chat: no --verifier is given; --use_chat"),
         ([], "nothing solves the question: name a --checkpoint"),
         (["--solution=7"], "nothing judges --solution: name a --verifier"),
         ([f"--verifier={folder}", "--solution= "], "--solution is empty: give a solution"),

@@ -93,8 +93,8 @@ def test_mistakes_are_the_commands_errors(finished, config, tmp_path):
         train(config, tmp_path / "file", SILENT)
     with pytest.raises(ValueError, match=r"holds a run with other settings \(rl\.gamma: 0\.8 -> 0\.5\)"):
         train(changed(config, "rl", "gamma", 0.5), workdir, SILENT)
-    with pytest.raises(ValueError, match=r"generator\.reward=none\.py:f: there is no file none\.py"):
-        train(changed(config, "generator", "reward", "none.py:f"), tmp_path / "run", SILENT)
+    with pytest.raises(ValueError, match=r"generator\.rewards=none\.py:f: there is no file none\.py"):
+        train(changed(config, "generator", "rewards", ("none.py:f",)), tmp_path / "run", SILENT)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -126,8 +126,8 @@ def test_overrides_may_be_a_mapping():
     ({"rl.warmup": 1, "seed": "x"}, "unknown config key 'rl.warmup'; did you mean rl.warmup_steps?\n"
      "seed='x' must be of type int, like its default 0"),
     (["rl.warmup=1"], "unknown config key 'rl.warmup'; did you mean rl.warmup_steps?"),
-    ({"generator.reward": mute}, f"generator.reward={mute!r} must be of type str, like its default ''; a setting takes "
-     "the name of a function, FILE.py:name or package.module:name"),
+    ({"generator.rewards": mute}, f"generator.rewards={mute!r} must be of type tuple, like its default (); a setting "
+     "takes the name of a function, FILE.py:name or package.module:name"),
     ("rl.warmup_steps=1", "overrides='rl.warmup_steps=1' must be a list, such as ['rl.warmup_steps=1'], or a mapping, "
      "such as {'rl.warmup_steps': 1}"),
     ([("rl.warmup_steps", 1)], "overrides=[('rl.warmup_steps', 1)] must be a list, such as ['rl.warmup_steps=1'], or a "

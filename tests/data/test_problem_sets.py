@@ -119,13 +119,13 @@ def split(**settings):
 
 def test_long_prompts_are_left_out_and_counted():
     done = split()
-    assert (done.num_too_long, done.longest_prompt) == (10, 100)
+    assert (done.num_too_long, done.most_over) == (10, 10)
     assert len(done.train) + len(done.validation) == 90
     assert max(len(problem.question) for problem in done.train + done.validation) == 90
     assert not set(done.train) & set(done.validation)
     assert done.describe() == (
         f"{len(done.train)} training and {len(done.validation)} validation problems; 10 left out because of their "
-        "length, the longest prompt has 100 tokens"
+        "length, up to 10 tokens over a limit"
     )
 
 

@@ -394,7 +394,24 @@ def test_over_long_problems_count_as_wrong(tokenizer, tmp_path, monkeypatch):
         problems, (len(tokenizer.encode_prompt(problem.question + "\n")) for problem in problems), strict=True)
         if length <= limit])
     assert figures(result)["format", 0] == 1.0 and figures(result)["verifier_rate_invalid", 0] == 0.0
-    assert figures(result)["response_tokens", 0] == pytest.approx(written)
+    assert figures(result)["response_tokens", 0] == figures(result)["sample_tokens", 0] == pytest.approx(written)
+    said = len(tokenizer.encode_response(verification("CORRECT", T, T, T)))
+    assert figures(result)["verification_tokens", 0] == said
+    assert len(result.notes) == 1  # there is nothing of theirs to judge
+
+
+def test_solutions_that_the_verifier_cannot_read_are_counted_once(tokenizer, tmp_path, monkeypatch):
+    """Of two problems one is too long for it: its greedy solution and its two samples, with four votes each."""
+    (tmp_path / "two.jsonl").write_text("".join(
+        json.dumps({"question": question, "answer": "#### 5"}) + "\n" for question in ("Short?", "Long " * 40 + "?")))
+    limit = len(tokenizer.encode_prompt(f"Short?\n{tagged(5)}\n{3}\n"))
+    verifier = judge(tokenizer, lambda *place: verification("CORRECT", T, T, T), samples=2, votes=4, max_prompt=limit)
+    settings = settings_of(tmp_path / "out", "--samples=2", "--votes=4", "--verifier=a/b",
+                           sets=f"gsm8k:{tmp_path / 'two.jsonl'}")
+    result = evaluate(monkeypatch, settings, solver(tokenizer, lambda *place: tagged(5)), verifier)["gsm8k"]
+    assert figures(result)["verifier_rate_invalid", 0] == 1 / 2
+    assert result.notes == ("3 of 6 solutions were not judged, and count as INVALID: their problem is too long for the "
+                            "verifier",)
 
 
 WHOLE_SET = r" 100\.0 \[8[89]\.\d, 100\.0\] \|"  # all of 30, by Wilson 88.6 to 100

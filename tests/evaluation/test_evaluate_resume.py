@@ -195,6 +195,26 @@ def test_an_edited_template_is_another_prompt(tmp_path):
     check_settings(settings)
 
 
+@pytest.mark.parametrize("flags, asked", [
+    ([], (F, F)), (["--use_chat"], (T, T)), (["--use_chat", "--verifier=c/d"], (T, F)),
+    (["--verifier_use_chat", "--verifier=c/d"], (F, T)),
+    (["--use_chat", "--verifier_use_chat", "--verifier=c/d"], (T, T)),
+])
+def test_a_chat_template_is_asked_of_one_model(flags, asked, tmp_path):
+    """An evaluation of one model, or of two without one, goes on from before each had a flag."""
+    settings = settings_of(tmp_path, *flags, sets="gsm8k")
+    assert tuple(settings.sampler(role).use_chat for role in ("generator", "verifier")) == asked
+    save_settings(settings)
+    path = tmp_path / "settings.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in stored.items() if name != "verifier_use_chat"}))
+    if settings.verifier is None or asked == (F, F):
+        check_settings(settings)
+    else:
+        with pytest.raises(ValueError, match="another evaluation .verifier_use_chat: None -> "):
+            check_settings(settings)
+
+
 def test_limits_that_no_prompt_is_within_are_an_error_before_anything_is_written(tokenizer, tmp_path, monkeypatch):
     sets, out = f"gsm8k:{ROWS / 'gsm8k_short.jsonl'}", tmp_path / "out"
     short = {"max_prompt": 3}
@@ -225,10 +245,13 @@ def test_limits_that_no_prompt_is_within_are_an_error_before_anything_is_written
     ([f"--sets=x:{ROWS / 'aime.jsonl'},x:{ROWS / 'aime.jsonl'}2", "--checkpoint=a/b"], "--sets names x twice"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--samples=2000"], "--samples=2000 must lie between 0 and 1024"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--skip_greedy"], "--skip_greedy leaves nothing to write"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--votes=2"], "--votes=2 is of a verifier, and no solution is judged: name"),
+    (["--sets=gsm8k", "--checkpoint=a/b", "--scored"], "--scored is of a verifier, and no solution is judged: name a"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--temperature=0"], "--temperature=0.0 must lie between 1e-06 and"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--top_p=0"], "--top_p=0.0 must be above 0.0 and at most 1.0"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--rows=0"], "--rows=0 must be at least 1"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--verifier_temperature=nan"], "--verifier_temperature=nan must lie between"),
+    (["--sets=processbench", "--verifier=a/b", "--use_chat"], "--use_chat: no --checkpoint is given; --use_chat is of"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--seed=-1"], "--seed=-1 must lie between 0 and 4294967295"),
     (["--sets=gsm8k", "--checkpoint=a/b", "--out="], "--out is empty: give a path"),
     (["--sets=gsm8k", "--checkpoint=a/b", f"--out={__file__}/x"], "is not a folder; name a folder"),

@@ -1,5 +1,6 @@
 """Process reward models in `tango_jax.judge` and `tango_jax.evaluate`: their first errors, their votes, mistakes."""
 
+import csv
 import json
 
 import numpy as np
@@ -73,12 +74,18 @@ def test_the_first_error_is_the_first_step_below_one_half(write, tmp_path, capsy
 
 
 def test_a_reward_model_ranks_what_another_model_solves(folder, tmp_path):
+    """Which is asked in its chat template: the reward model has all turns in its own."""
     solver = write_tiny_folder(tmp_path / "solver")
     flags = [f"--checkpoint={solver}", f"--verifier={folder}", f"--sets=gsm8k:{ROWS / 'gsm8k.jsonl'}", "--samples=2",
-             "--template=last_letter", "--max_new=8", "--max_prompt=250", "--rows=2", "--problems=3"]
+             "--template=last_letter", "--use_chat", "--max_new=8", "--max_prompt=250", "--rows=2", "--problems=3"]
     main([*flags, f"--out={tmp_path / 'out'}"])
     rows = [json.loads(line) for line in (tmp_path / "out/rows/gsm8k.jsonl").read_text().splitlines()]
     assert len(rows) == 9 and all(row["verifications"][0]["verdict"] == "INVALID" for row in rows)  # no step blocks
+    with open(tmp_path / "out/tables.csv") as file:
+        costs = {(row["metric"], row["k"]): (row["tokens"], row["flops"]) for row in csv.DictReader(file)}
+    # Without steps nothing is read. It writes nothing, so that no rule goes by what is written.
+    assert costs["vote_by_scored", "2"] == costs["vote_by_verdict", "2"] == costs["majority", "2"] != ("", "")
+    assert ("vote_by_probability", "2") not in costs and (tmp_path / "out/cost.png").exists()
 
 
 def test_mistakes_end_in_one_line(folder, tmp_path, capsys):

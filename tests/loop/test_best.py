@@ -16,8 +16,9 @@ from tango_jax.config import ROLES
 from tango_jax.loop import run
 from tango_jax.loop.best import Best, after_evaluation
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import CheckpointError, complete_steps, peek_meta
+from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.sealed import complete_steps
 from tango_jax.weights.source import open_source
 from tango_jax.weights.workdir import best_step, open_workdir
 

@@ -62,6 +62,10 @@ def test_the_error_names_turn_and_role_and_advises_nothing_that_the_workdir_refu
     assert "the newest checkpoint, of turn 4, holds finite parameters" in message
     assert "--config.generator.init_from=runs/mine --config.verifier.init_from=runs/mine" in message
     assert "a new --workdir" in message and "lower verifier.optimizer.lr (it is 1e-06)" in message
+    config.verifier.model.lora.rank = 4
+    assert "lower verifier.optimizer.lora_lr (it is 1e-05)" in message_of(config)  # ten times lr
+    config.verifier.optimizer.lora_lr = 3e-4
+    assert "lower verifier.optimizer.lora_lr (it is 0.0003)" in message_of(config)
     config.generator.init_from, config.verifier.sft.steps = "runs/before", 0
     message = message_of(config, newest=None)
     assert "there is no checkpoint yet" in message and "init_from" not in message

@@ -1,5 +1,8 @@
 """A run that begins with the newest policies of another: `python -m tango_jax.train --from=RUN`."""
 
+import dataclasses
+import itertools
+import json
 import re
 import shutil
 
@@ -16,15 +19,22 @@ from tango_jax.config import ROLES
 from tango_jax.export import export
 from tango_jax.loop import run
 from tango_jax.loop.fork import check_fork, read_fork
-from tango_jax.loop.resume import abstract_states
+from tango_jax.loop.resume import abstract_states, check_start, peek, save, start_or_resume
+from tango_jax.method.trust import Evidence
+from tango_jax.records import Memory
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import MANIFEST, CheckpointError, read_state, sampled_digest
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, read_state
 from tango_jax.runtime.console import Console
-from tango_jax.tracking.provenance import read_provenance
+from tango_jax.runtime.sealed import MANIFEST, sampled_digest
+from tango_jax.runtime.trees import tree_fingerprint
+from tango_jax.tracking.evaluations import Sources, evaluations_of
+from tango_jax.tracking.learning_curve import Curve, differing
+from tango_jax.tracking.provenance import begin, read_provenance
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.tracking.run_config import save_config
 
 SILENT = Console(enabled=False)
+SAME = {"is_task": True, "is_arm": True}  # of the run that is forked
 SETTINGS = [f"{role}.{setting}" for role in ROLES for setting in (
     "mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()", "max_response=48", "model.num_layers=1", "sft.steps=2")]
 SETTINGS += ["eval.pool=2", "eval.problems=2", "rollouts.every=1", "rl.warmup_steps=1", "rl.generator_steps=2"]
@@ -51,6 +61,10 @@ def forked(source, workdir, *overrides: str):
     config, _ = parse_command_line("train", "doc", [f"--from={source}", f"--workdir={workdir}",
                                                     *(f"--config.{item}" for item in overrides)], "runs/NAME")
     return config
+
+
+def starts_of(workdir) -> dict[str, str]:
+    return json.loads((workdir / "summary.json").read_text())["provenance"]["start"]
 
 
 def saved(workdir, policies, step=None):
@@ -84,8 +98,10 @@ def test_a_fork_goes_on_with_the_weights_moments_and_problems(source, policies, 
 
     digest = sampled_digest([source / f"checkpoints/3/{MANIFEST}"])
     stored = read_provenance(tmp_path / "fork")
-    assert stored["fork"] == {"run": str(source), "turn": 3, "digest": digest}
-    assert stored["attempts"][0]["weights"]["fork_of"] == digest
+    assert stored["fork"] == {"run": str(source), "turn": 3, "digest": digest} | SAME
+    start, before = starts_of(tmp_path / "fork"), starts_of(source)
+    assert [start[role] for role in ROLES] == [tree_fingerprint(theirs.state[role].params) for role in ROLES]
+    assert all(start[f"{role}_reference"] == before[role] != start[role] for role in ROLES)
 
     # Interrupted, it goes on without the checkpoints of the other run.
     copy = tmp_path / "copy"
@@ -98,6 +114,38 @@ def test_a_fork_goes_on_with_the_weights_moments_and_problems(source, policies, 
     run.run_or_resume(again, tmp_path / "again", SILENT, policies)
     assert repeatable_rows(tmp_path / "again/metrics.jsonl") == repeatable_rows(tmp_path / "fork/metrics.jsonl")
     assert read_provenance(tmp_path / "again")["fork"]["digest"] == digest
+    assert starts_of(tmp_path / "again") == start
+
+
+def test_a_fork_begins_with_other_weights_than_its_stage_one(config, policies, tmp_path):
+    """In comparisons, it is no pair of a run that begins with that stage 1, or of a fork of another run."""
+    stage_one = {role: policies[role].init(np.zeros(2, np.uint32)).params for role in ROLES}
+    loaded = {role: tree_fingerprint(params) for role, params in stage_one.items()} | {"problems": "", "templates": "t"}
+    starts = {"": start_or_resume(policies, dict(stage_one), None, loaded, Checkpointer(tmp_path / "none"), config)}
+    for name, factor in (("a", 2.0), ("b", 3.0)):
+        moved = {role: state.replace(params=jax.tree.map(lambda leaf, by=factor: by * leaf, state.params))
+                 for role, state in starts[""].states.items()}
+        with Checkpointer(tmp_path / name / "checkpoints") as checkpointer:
+            save(checkpointer, dataclasses.replace(starts[""], states=moved, memory=Memory(turn=4)), policies)
+        fork = config.copy_and_resolve_references()
+        fork.fork_of = str(tmp_path / name)
+        with Checkpointer(tmp_path / f"fork_of_{name}") as checkpointer:
+            facts = SAME | {"turn": 4}
+            starts[name] = start_or_resume(policies, dict(stage_one), None, loaded, checkpointer, fork, facts)
+            save(checkpointer, starts[name], policies)
+        resumed = peek(Checkpointer(tmp_path / f"fork_of_{name}"), policies)
+        check_start(resumed, loaded, fork)
+        with pytest.raises(ValueError, match="the stage 1 of the verifier has changed since the checkpoint of turn 0"):
+            check_start(resumed, loaded | {"verifier": "x"}, fork)
+        again = start_or_resume(policies, dict(stage_one), resumed, loaded, Checkpointer(tmp_path / f"fork_of_{name}"),
+                                fork, facts)
+        assert again.fingerprints == starts[name].fingerprints
+
+    row = {"step": 0, "phase": "eval", "generator_step": 0, "generator/accuracy": 0.5}
+    curves = [Curve(tuple(evaluations_of([row], config, "", Sources(start.fingerprints)))) for start in starts.values()]
+    for one, other in itertools.combinations(curves, 2):
+        assert differing(one, other) == {"generator_start", "verifier_start"}
+    assert curves[0].evaluations[0].generator_start == loaded["generator"][:12]  # of a run that is no fork: as ever
 
 
 @pytest.mark.long
@@ -115,9 +163,35 @@ def test_adapters_of_one_policy_go_on_upon_their_base(tmp_path):
     for ours, other in zip(jax.tree.leaves(begun.state), jax.tree.leaves(theirs.state), strict=True):
         assert np.array_equal(ours, other)
     with pytest.raises(ValueError, match=r"its adapters were trained on other weights .* \(generator_base\): name"):
-        read_fork(fork, theirs.step, abstract_states(policies), {"generator_base": "another", "problems": ""})
-    begun = read_fork(fork, theirs.step, abstract_states(policies), {"problems": "others"})
-    assert begun.meta["cursors"] == {} != theirs.meta["cursors"]
+        read_fork(fork, SAME | {"turn": theirs.step}, abstract_states(policies), {"generator_base": "another"})
+
+
+def test_statistics_of_other_problems_or_another_arm_stay_behind(config, policies, tmp_path):
+    """A synthetic task has no file: its settings say which problems it makes. Arms of one name may be two by a file."""
+    arms = {name: tmp_path / name / "own.py" for name in "ab"}
+    for name, path in arms.items():
+        path.parent.mkdir()
+        path.write_text(f"from tango_jax.method.arms import ARMS\nmine = ARMS['tango']  # {name}\n")
+    config = load_config(str(CONFIGS / "tiny.py"), [*SETTINGS, f"arm={arms['a']}:mine"])
+    begin(config, tmp_path / "run", SILENT).keep(tmp_path / "run")
+    save_config(config, tmp_path / "run/config.json")
+    stage_one = {role: policies[role].init(np.zeros(2, np.uint32)).params for role in ROLES}
+    memory = Memory(4, {"train": 8}, (1.0, 2.0), (3.0,) * len(Evidence()), {"4": (1.0, 2.0)}, {"mine": 5.0})
+    now = dict.fromkeys((*ROLES, "problems", "templates"), "")
+    with Checkpointer(tmp_path / "run/checkpoints") as checkpointer:
+        start = start_or_resume(policies, stage_one, None, now, checkpointer, config)
+        save(checkpointer, dataclasses.replace(start, memory=memory), policies)
+
+    def kept(*overrides: str, problems: str = "") -> Memory:
+        fork = load_config(str(CONFIGS / "tiny.py"), [*SETTINGS, f"arm={arms['a']}:mine", *overrides])
+        fork.fork_of = str(tmp_path / "run")
+        facts = begin(fork, tmp_path / "fork", SILENT).fork
+        return Memory.restored(read_fork(fork, facts, abstract_states(policies), now | {"problems": problems}).meta)
+
+    place = Memory(cursors=memory.cursors, passes=memory.passes)
+    assert kept() == kept("generator.optimizer.lr=1e-5", "seed=3") == memory.replace(turn=0)
+    assert kept("arm=grpo") == kept(f"arm={arms['b']}:mine") == place
+    assert kept(problems="others") == kept("task.rl_words=(3,3)") == kept("task.data_seed=9") == Memory()
 
 
 @pytest.mark.parametrize("overrides, message", [

@@ -59,7 +59,7 @@ class Job:
     """A turn with policies that say what is written above. `happened`: what began or ended, in order."""
 
     def __init__(self, role: str = "generator", verifier_fn=lambda: None, grade_kind: str = "math",
-                 own_reward: OwnReward | None = None, **rl: object):
+                 own_rewards: tuple[OwnReward, ...] = (), **rl: object):
         self.happened: list[str] = []
         solutions = tuple(f"<think><step>a</step><step>b</step></think><answer>\\boxed{{{answer}}}</answer>"
                           for answer in ANSWERS)
@@ -79,7 +79,7 @@ class Job:
         self.context = RunContext(config, task, policies, {}, self.timer)
         self.states = dict.fromkeys(policies, types.SimpleNamespace(weights=None))
         self.t = Turn(config, task, Place(0, role, role, 0), Memory(), algorithm_of("grpo"),
-                      PolicyWork(self.context, self.states), own_reward)
+                      PolicyWork(self.context, self.states), own_rewards)
 
     def grader(self, before_fn=lambda: None):
         """In place of own_grader.grade_solutions."""
@@ -191,15 +191,16 @@ def test_processes_exchange_in_one_order_whichever_grades_slowly(monkeypatch, se
     monkeypatch.setattr(own_grader, "grade_solutions", alone.grader())
     assert result_of(alone, tango.solve) == first
     for job in jobs:
-        for found, expected in zip(job.t.sampled, alone.t.sampled, strict=True):
+        for found, expected in zip([*job.t.sampled, *job.t.everything()], [*alone.t.sampled, *alone.t.everything()],
+                                   strict=True):
             assert found.records == expected.records and found.metrics == expected.metrics
 
 
 def test_a_reward_that_reads_grades_in_one_process_does_not_change_the_order(monkeypatch):
     """Each process rewards its own part. The grades are exchanged before."""
-    own_reward = OwnReward("generator", UserFunction("generator.reward", "own.py:f", lambda solution: (
+    own_reward = OwnReward("generator", UserFunction("generator.rewards", "own.py:f", lambda solution: (
         2.0 * solution.is_correct if solution.problem.id == "p0" else 0.0)))
-    jobs = [Job(own_reward=own_reward) for _ in range(2)]
+    jobs = [Job(own_rewards=(own_reward,)) for _ in range(2)]
     monkeypatch.setattr(own_grader, "grade_solutions", jobs[0].grader())
 
     def work(index: int) -> list[float]:

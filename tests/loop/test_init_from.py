@@ -14,8 +14,8 @@ from tango_jax.loop import stage_one
 from tango_jax.loop.init_from import check_init_from, what_it_lacks
 from tango_jax.loop.run import run_or_resume
 from tango_jax.rl.policy import make_policy
-from tango_jax.runtime.checkpoint import MANIFEST
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.sealed import MANIFEST
 from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.workdir import start_source

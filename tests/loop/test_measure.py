@@ -23,7 +23,11 @@ def solution(text="<step>a</step>") -> Solution:
 
 def test_speed_is_tokens_of_both_roles_over_the_time_of_both():
     tokens = {"generator/tokens_sampled": 300, "verifier/tokens_sampled": 100, "generator/tokens": 7}
-    assert sampled_per_second(tokens, {"time/sample_s": 3.0, "time/verify_s": 2.0, "time/update_s": 9.0}) == 80.0
+    seconds = {"time/sample_s": 3.0, "time/verify_s": 2.0, "time/update_s": 9.0}
+    assert sampled_per_second(tokens, seconds) == 80.0
+    # A verifier that does not write samples nothing in its time.
+    assert sampled_per_second({"generator/tokens_sampled": 300, "verifier/tokens_scored": 50}, seconds) == 100.0
+    assert sampled_per_second({"verifier/tokens_scored": 50}, {"time/verify_s": 2.0}) == 0.0
     assert sampled_per_second({"generator/tokens_sampled": 300}, {"time/sample_s": 3.0}) == 100.0  # arm grpo
 
 

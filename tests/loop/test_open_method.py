@@ -156,6 +156,36 @@ def test_an_edited_file_does_not_change_a_run_that_goes_on(made, tmp_path, monke
     assert [row["generator/mine"] for row in numbers(tmp_path / "left") if row["phase"] == "generator"] == [7.0, 7.0]
 
 
+def brevity(solution):
+    return -0.01 * len(solution.text)
+
+
+def few_steps(solution):
+    return -len(solution.steps)
+
+
+@pytest.mark.long
+def test_several_rewards_by_object(tmp_path):
+    config = settings()
+    config = config.copy_and_resolve_references()
+    config.generator.reward_weights = (1.0, 0.5)
+    train(config, tmp_path / "run", SILENT, rewards={"generator": [brevity, few_steps]})
+    stored = json.loads((tmp_path / "run/config.json").read_text())
+    assert stored["generator.rewards"] == ["python:brevity", "python:few_steps"]
+    [turn] = [row for row in numbers(tmp_path / "run") if row["phase"] == "generator"]
+    rows = [json.loads(line) for path in (tmp_path / "run/rollouts").glob("turn_*") for line in path.open()]
+    terms = [row["reward"]["terms"][2:] for row in rows if row["role"] == "generator"]
+    assert {(one["name"], one["weight"]) for row in terms for one in row} == {
+        ("own reward (python:brevity)", 1.0), ("own reward (python:few_steps)", 0.5)}
+    for index, name in enumerate(("brevity", "few_steps")):
+        assert turn[f"generator/reward/own/{name}"] == pytest.approx(np.mean([row[index]["value"] for row in terms]))
+    assert {"generator.rewards (brevity)", "generator.rewards (few_steps)"} <= set(
+        read_provenance(tmp_path / "run")["files"])
+    with pytest.raises(ValueError, match=r"generator\.reward_weights: \[1\.0, 0\.5\] -> \[0\.5, 1\.0\]"):
+        config.generator.reward_weights = (0.5, 1.0)
+        train(config, tmp_path / "run", SILENT, rewards={"generator": [brevity, few_steps]})
+
+
 def test_a_reward_of_no_role_is_refused(tmp_path):
     with pytest.raises(ValueError, match="'judge' is no role: choose from generator and verifier"):
         train(settings(), tmp_path / "other", SILENT, rewards={"judge": len})

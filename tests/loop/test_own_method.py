@@ -50,7 +50,7 @@ class Place:
     def load(self, file: Path | None = None, *overrides: str):
         same_shapes = ("mesh.fsdp=1", "sft.steps=0", "max_prompt=64", "max_response=48")  # fewer programs to compile
         settings = [*SMALL, *(f"{role}.{setting}" for role in ROLES for setting in same_shapes),
-                    "rl.generator_steps=1", "compile_cache=", f"generator.reward={self.reward}:reward"]
+                    "rl.generator_steps=1", "compile_cache=", f"generator.rewards={self.reward}:reward"]
         return load_config(str(file or self.config), [*settings, *overrides])
 
     def start(self, workdir: Path | None = None, console: Console = SILENT, config=None) -> dict:
@@ -85,8 +85,8 @@ def test_the_workdir_says_what_the_run_was_made_with(made):
     stored = json.loads((made.workdir / "provenance.json").read_text())
     [attempt] = stored["attempts"]
     assert attempt["processes"] == 1 and sum(attempt["devices"].values()) == 8 and attempt["platform"] == "cpu"
-    assert set(stored["files"]) == {"arm", "generator.reward"}
-    for key, path in (("arm", made.config), ("generator.reward", made.reward)):
+    assert set(stored["files"]) == {"arm", "generator.rewards (reward)"}
+    for key, path in (("arm", made.config), ("generator.rewards (reward)", made.reward)):
         entry = stored["files"][key]
         assert entry["path"] == str(path) and (made.workdir / entry["copy"]).read_bytes() == path.read_bytes()
         assert attempt["files"][key] == entry["sha256"]
@@ -97,8 +97,8 @@ def test_the_workdir_says_what_the_run_was_made_with(made):
 def test_an_edited_reward_is_refused_until_it_is_accepted(place, capsys):
     place.reward.write_text(REWARD.replace("0.001", "0.002"))
     message = refused(place.start)
-    assert message.startswith(f"{place.workdir} holds a run that was begun with another method (generator.reward: "
-                              f"{place.reward} has changed; {place.workdir}/user_files/")
+    assert message.startswith(f"{place.workdir} holds a run that was begun with another method (generator.rewards "
+                              f"(reward): {place.reward} has changed; {place.workdir}/user_files/")
     accept = message.rpartition("accept the change with `")[2].partition("`")[0]
     assert accept == shlex.join(["mv", f"{place.workdir}/provenance.json", f"{place.workdir}/provenance.before.json"])
     subprocess.run(shlex.split(accept), check=True)
@@ -124,4 +124,4 @@ def test_an_own_arm_in_an_ablation(place, tmp_path):
     outcome = run_experiment(make_plan(config, tmp_path / "runs"), SILENT)
     assert {row.arm for row in outcome.rows} == {"mine", "grpo"}
     keys = {arm: set(method_digests(read_provenance(tmp_path / "runs" / arm / "seed_0"))) for arm in ("mine", "grpo")}
-    assert keys == {"mine": {"arm", "generator.reward"}, "grpo": {"generator.reward"}}
+    assert keys == {"mine": {"arm", "generator.rewards (reward)"}, "grpo": {"generator.rewards (reward)"}}

@@ -253,6 +253,14 @@ def test_a_huge_learning_rate_breaks_the_model(tmp_path):
     assert saved(tmp_path) == []
 
 
+@pytest.mark.parametrize("trains_adapters, setting", [(False, r"lr=0\.002"), (True, r"lora_lr=0\.02")])
+def test_the_advice_names_the_rate_in_use(trains_adapters, setting):
+    config = load_config(TINY, ["generator.sft.optimizer.lr=2e-3"])
+    policy = SimpleNamespace(role="generator", config=config.generator, trains_adapters=trains_adapters)
+    started = SimpleNamespace(policy=policy, checkpointer=SimpleNamespace(latest_step=lambda: None))
+    assert re.search(rf"lower generator\.sft\.optimizer\.{setting}$", str(fine_tuning._breakdown(started, 3, "broke")))
+
+
 def test_the_command_ends_with_one_line_whose_advice_works(tmp_path, monkeypatch):
     def make_scripted(policy):
         return Scripted({5: NAN} if policy.config.sft.optimizer.lr > 1 else {}, {}, {}).make(policy)

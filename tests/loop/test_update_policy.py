@@ -8,6 +8,7 @@ import pytest
 from support.update_cases import LENGTHS, MODEL, PARAMS, PROMPTS, RESPONSES, make_data, random_params, tiny_role
 from tango_jax.loop.turn import RunContext, update_policy
 from tango_jax.records import Problem, Responses, Rollout, TrainState
+from tango_jax.rl import policy as policy_module
 from tango_jax.rl.packing import action_mask, pack_minibatch
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.timers import PhaseTimer
@@ -94,3 +95,18 @@ def test_the_tries_of_a_problem_stay_in_one_minibatch(mesh):
         np.testing.assert_allclose(weight_NZRT[is_action_NZRT].sum(), 1.0, rtol=1e-6)  # token_mean of the minibatch
     assert seen == [[0, 1, 4, 5, 6, 7], [2, 3]]  # problems a and c, then b
     assert len(shapes) == 1
+
+
+@pytest.mark.parametrize("length, prompts, has_room", [(16_384, 0, True), (16_385, 0, False), (16_385, 2, True),
+                                                       (32_769, 2, False)])
+def test_rows_that_splash_attention_cannot_tell_apart_are_refused_before_stage_one(
+        length, prompts, has_room, monkeypatch):
+    monkeypatch.setattr(policy_module, "attention_of", lambda model, device: "splash")
+    config, tokenizer = tiny_role(), Tokenizer(lambda text: [], (b"",) * 20, (), (0,))
+    config.pack_length, config.prompts_per_micro_batch, config.mesh.fsdp = length, prompts, 1
+    source = Source("", MODEL, tokenizer, None, lambda folder: None, {})
+    if has_room:
+        assert make_policy("generator", config, source).model_config.attention == "splash"
+    else:
+        with pytest.raises(ValueError, match=f"^generator: a row of {length} tokens is longer than the .* lower pack"):
+            make_policy("generator", config, source)

@@ -7,7 +7,7 @@ import pytest
 
 from support.turns import responses_of, settings, solution, task_of, verification
 from tango_jax.method import tango
-from tango_jax.method.dynamic_sampling import over_batches
+from tango_jax.method.dynamic_sampling import over_calls
 from tango_jax.method.turn import Turn, joined
 from tango_jax.records import Memory, Problem, Responses, Rewards, Rollout, Term
 from tango_jax.rl.algorithms import ALGORITHMS
@@ -63,7 +63,7 @@ def sample(rewards: list[list[float]], max_batches: int):
     places = [divmod(int(text), 100) for text in texts_of(chosen)]
     assert reward.reward_B.tolist() == [rewards[batch][place // 10 * M + place % 10] for batch, place in places]
     assert t.draws == {"train": 1}
-    return chosen, reward.metrics | t.metrics, numbers
+    return chosen, over_calls(t.everything()) | reward.metrics | t.metrics, numbers
 
 
 def test_a_batch_with_signal_everywhere_stays_as_it_is():
@@ -71,9 +71,8 @@ def test_a_batch_with_signal_everywhere_stays_as_it_is():
     assert numbers == [0]
     assert ids_of(chosen.parents) == ["0/0", "0/1", "0/2"]
     assert texts_of(chosen) == ["0", "1", "10", "11", "20", "21"]
-    assert chosen.metrics == {"generator/tokens_sampled": 12, "generator/length_max": 4, "generator/length_mean": 2.0,
-                              "grader/timeouts": 0}
     assert metrics == {
+        "generator/tokens_sampled": 12, "generator/length_max": 4, "generator/length_mean": 2.0, "grader/timeouts": 0,
         "generator/reward/outcome": 0.5, "generator/groups_without_signal": 0.0, "generator/groups_filled_up": 0.0,
         "generator/batches_sampled": 1,
     }
@@ -90,8 +89,9 @@ def test_further_problems_replace_those_without_signal():
     assert chosen.prompts == [[1], [1], [0]]
     # Everything that was sampled counts: three batches.
     assert (chosen.rollout.decode_steps, chosen.rollout.row_steps) == (12, 60)
-    assert chosen.metrics == {"generator/tokens_sampled": 72, "generator/length_max": 6, "generator/length_mean": 4.0,
-                              "grader/timeouts": 3}
+    expected = {"generator/tokens_sampled": 72, "generator/length_max": 6, "generator/length_mean": 4.0,
+                "grader/timeouts": 3}
+    assert {name: metrics[name] for name in expected} == expected
     assert metrics["generator/reward/outcome"] == pytest.approx(np.mean([1 / 6, 3 / 6, 4 / 6]))
     assert metrics["generator/groups_without_signal"] == pytest.approx(5 / 9)
     assert (metrics["generator/groups_filled_up"], metrics["generator/batches_sampled"]) == (0.0, 3)
@@ -131,7 +131,8 @@ def test_what_was_sampled_before_goes_with_its_problem():
 def test_one_batch_alone_is_taken_as_it_is():
     chosen, metrics, numbers = sample([[0, 0, 0, 1, 0, 0]], 1)
     assert numbers == [0] and texts_of(chosen) == ["0", "1", "10", "11", "20", "21"]
-    assert metrics == {"generator/reward/outcome": pytest.approx(1 / 6),
+    assert metrics == {"generator/tokens_sampled": 12, "generator/length_max": 4, "generator/length_mean": 2.0,
+                       "grader/timeouts": 0, "generator/reward/outcome": pytest.approx(1 / 6),
                        "generator/groups_without_signal": pytest.approx(2 / 3)}
 
 
@@ -268,9 +269,26 @@ def test_the_share_of_right_solutions_is_of_all_that_were_sampled():
     assert lesson.metrics["verifier/solutions_correct"] == pytest.approx(2 / 3)
 
 
-def test_a_mean_over_batches_counts_every_response_once():
-    many = {"hint/tokens_sampled": 2560, "hint/length_mean": 10.0, "hint/truncation_rate": 0.0, "trust": 0.2}
-    one = {"hint/tokens_sampled": 1000, "hint/length_mean": 1000.0, "hint/truncation_rate": 1.0, "trust": 0.4}
-    assert over_batches([many, one]) == {
-        "hint/tokens_sampled": 3560, "hint/length_mean": pytest.approx(3560 / 257),
-        "hint/truncation_rate": pytest.approx(1 / 257), "trust": pytest.approx(0.3)}
+def call_of(prompts: int, samples: int, row_steps: int = 0, **metrics) -> Responses:
+    call = responses_of("verifier", list(range(prompts)), samples, [verification()] * (prompts * samples))
+    return call.replace(rollout=dataclasses.replace(call.rollout, row_steps=row_steps),
+                        metrics={f"hint/{name}": value for name, value in metrics.items()})
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_mean_over_calls_counts_every_response_once(is_written):
+    """And of a share of prompts, every prompt; also of a verifier that writes nothing."""
+    tokens = (2560, 1000) if is_written else (0, 0)
+    many = call_of(64, 4, tokens_sampled=tokens[0], length_mean=10.0, truncation_rate=0.0, shortened_rate=0.0)
+    one = call_of(1, 1, tokens_sampled=tokens[1], length_mean=1000.0, truncation_rate=1.0, shortened_rate=1.0)
+    assert over_calls([many, one]) == {
+        "hint/tokens_sampled": sum(tokens), "hint/length_mean": pytest.approx(3560 / 257),
+        "hint/truncation_rate": pytest.approx(1 / 257), "hint/shortened_rate": pytest.approx(1 / 65)}
+    as_many = [call_of(96, 1, shortened_rate=1.0), call_of(12, 8, shortened_rate=0.0)]
+    assert over_calls(as_many) == {"hint/shortened_rate": pytest.approx(96 / 108)}
+
+
+def test_the_waste_of_several_calls_is_of_all_their_steps():
+    """300 of 400 steps and 10 of 100 were wasted."""
+    calls = [call_of(2, 1, row_steps=400, decode_waste=0.75), call_of(2, 1, row_steps=100, decode_waste=0.1)]
+    assert over_calls(calls) == {"hint/decode_waste": pytest.approx(310 / 500)}

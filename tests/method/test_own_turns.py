@@ -396,11 +396,11 @@ def test_the_samples_of_the_calls_count_and_not_the_setting_alone(count, setting
 
 def test_a_reward_that_the_turn_does_not_add_is_refused(tmp_path):
     (tmp_path / "reward.py").write_text("def f(solution):\n    return 0.0\n")
-    own = {"generator.reward": f"{tmp_path / 'reward.py'}:f"}
+    own = {"generator.rewards": (f"{tmp_path / 'reward.py'}:f",)}
     by_hand = ("solutions = t.sample('generator', t.problems(), 2)\nt.sample('verifier', solutions)\n"
                "return taught(t, solutions, Rewards(np.arange(len(solutions), dtype=np.float32), {}))")
     said = refused(written(tmp_path, by_hand, **own), tmp_path)
-    assert "generator.reward is set, and the turn does not add it: use graded or agreement" in said
+    assert "generator.rewards is set, and the turn does not add it: use graded or agreement" in said
 
 
 def test_more_parents_than_the_rehearsal_said_is_one_error(tmp_path):
@@ -414,7 +414,7 @@ def test_more_parents_than_the_rehearsal_said_is_one_error(tmp_path):
         said = {"generator": [solution(steps=("s",) * num_steps)] * 4, "verifier": [verification()] * 8}
         t = turn_of(config, "generator", said)
         return Turn(config, t.task, Place(0, "generator", "generator", 0), Memory(), method.algorithms["generator"],
-                    Said(said, t.task), None, method.rehearsals["generator"].calls)
+                    Said(said, t.task), (), method.rehearsals["generator"].calls)
 
     assert len(method.turns["generator"](turn(2)).responses) == 4
     with pytest.raises(ValueError) as error:

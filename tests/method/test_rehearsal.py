@@ -25,7 +25,7 @@ def task(min_steps: int = 2):
 def config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = default_config()
-    config.generator.reward, config.verifier.reward = "own.py:generator", "own.py:verifier"
+    config.generator.rewards, config.verifier.rewards = ("own.py:generator",), ("own.py:verifier",)
     return config
 
 
@@ -41,7 +41,7 @@ def test_each_function_sees_whole_and_empty_right_and_wrong_responses(config, mi
           "def verifier(verification, solution):\n    judged.append((verification, solution))\n    return 0\n")
     own = load_method(config, task(min_steps)).own_rewards
     assert set(own) == {"generator", "verifier"}
-    seen = own["generator"].function.function.__globals__
+    seen = own["generator"][0].function.function.__globals__
     whole = next(one for one in seen["solved"] if one.is_correct)
     assert whole.problem == PROBLEM and whole.format_score == 1.0
     assert len(whole.steps) == len(whole.step_ends) == max(min_steps, 2)
@@ -64,7 +64,7 @@ def test_a_function_that_only_fails_on_an_empty_response_is_found_now(config):
     with pytest.raises(ValueError) as error:
         load_method(config, task())
     assert str(error.value) == (
-        "arm=tango, the generator's turn: generator.reward=own.py:generator: own.py, line 2: IndexError: tuple index "
+        "arm=tango, the generator's turn: generator.rewards=own.py:generator: own.py, line 2: IndexError: tuple index "
         "out of range (for the response '' to problem 'p0'); the responses were made up to try the method before the "
         "run"
     )
@@ -130,7 +130,7 @@ def test_terms_of_a_reward_sum_to_it(arm, monkeypatch):
 
 def test_a_prompt_may_be_sampled_several_times_in_a_turn(config):
     """The calls of a prompt are told apart by their number; what they log is put together."""
-    config.generator.reward = config.verifier.reward = ""
+    config.generator.rewards = config.verifier.rewards = ()
     config.arm, config.generator.max_response = "own.py:mine", 40
     config.rl.prompts_per_step, config.rl.samples_per_prompt = 3, 2
     write("""

@@ -19,12 +19,12 @@ from tango_jax.rl.own_reward import OwnReward
 from tango_jax.runtime.user_code import UserFunction
 
 
-def second_try_turn(first: list[bool], tried: dict[int, bool], own_reward=None, **rl):
+def second_try_turn(first: list[bool], tried: dict[int, bool], own_rewards=(), **rl):
     """Solutions of groups of two, all judged, and second tries of some of them, by their places."""
     said = {"generator": [solution(is_correct) for is_correct in first],
             "verifier": [verification("INCORRECT" if b in tried else "CORRECT") for b in range(len(first))],
             "second_try": [solution(tried[place], tokens=3) for place in sorted(tried)]}
-    return turn_of(settings(len(first) // 2, 2, **rl), "generator", said, own_reward=own_reward)
+    return turn_of(settings(len(first) // 2, 2, **rl), "generator", said, own_rewards=own_rewards)
 
 
 def test_a_second_try_is_rewarded_for_what_it_improves():
@@ -111,12 +111,13 @@ def test_both_tries_are_one_batch_with_their_own_prompts():
 
 
 def test_a_reward_of_ones_own_counts_for_both_tries():
-    own = OwnReward("generator", UserFunction("generator.reward", "f", lambda one: 3.0 if one.is_correct else 1.0))
+    function = UserFunction("generator.rewards", "own.py:f", lambda one: 3.0 if one.is_correct else 1.0)
+    own = (OwnReward("generator", function),)
     t = second_try_turn([False, True], {0: True}, own)
     lesson = solve_twice(t)
     usual = second_try_reward(t, lesson.responses)
     np.testing.assert_allclose(lesson.reward.reward_B - usual.reward_B, [1.0, 3.0, 3.0], rtol=1e-6)
-    assert lesson.reward.metrics["generator/reward/own"] == 2.0  # of first tries, as all rewards
+    assert lesson.reward.metrics["generator/reward/own/f"] == 2.0  # of first tries, as all rewards
     assert len(solve_twice(second_try_turn([False, True], {}, own)).reward.reward_B) == 2  # nothing was rejected
 
 

@@ -221,10 +221,11 @@ def test_what_does_not_combine_is_refused_in_one_line(overrides, told):
 
 
 def test_draws_have_a_reward_of_ones_own_and_a_likelihood_has_none():
-    with given({"verifier.reward": lambda verification, solution: 0.5}) as named:
-        own = f"verifier.reward={named['verifier.reward']}"
-        assert "verifier/reward/own" in load_method(tiny("scored", own), task_of()).rehearsals["verifier"].metrics
-        with pytest.raises(ValueError, match="verifier.reward is set, and the turn does not add it"):
+    with given({"verifier.rewards": lambda verification, solution: 0.5}) as named:
+        own = f"verifier.rewards={named['verifier.rewards']}"
+        metrics = load_method(tiny("scored", own), task_of()).rehearsals["verifier"].metrics
+        assert "verifier/reward/own/lambda" in metrics
+        with pytest.raises(ValueError, match="verifier.rewards is set, and the turn does not add it"):
             load_method(tiny("scored_exact", own), task_of())
 
 

@@ -8,6 +8,7 @@ from tango_jax.config import default_config
 from tango_jax.records import Problem, Responses, Rollout, Solution, Verification
 from tango_jax.rl.own_reward import load_own_rewards
 from tango_jax.runtime import hosts, user_code
+from tango_jax.runtime.checks import SettingsError
 
 PROBLEM = Problem("p7", "1+1?", "2")
 NO_ROLLOUT = Rollout((), (), np.zeros(0, bool), 0, 0)
@@ -30,8 +31,8 @@ def own(tmp_path, monkeypatch):
         (tmp_path / "own.py").write_text(text)
         config = default_config()
         config[role].update(settings)
-        config[role].reward = "own.py:f"
-        return load_own_rewards(config)[role]
+        config[role].rewards = ("own.py:f",)
+        return load_own_rewards(config)[role][0]
 
     return load
 
@@ -57,8 +58,8 @@ def test_anything_else_is_refused_with_the_place_and_the_response(own, value, sh
         own_fn.of(solution("a\n" + "long " * 40), PROBLEM)
     beginning = ("a\\n" + "long " * 40)[:56]
     assert str(error.value) == (
-        f"generator.reward=own.py:f: own.py, line 2: it returned {shown}; it must return one number between -1e+06 and "
-        f"1e+06 (for the response '{beginning}... to problem 'p7')"
+        f"generator.rewards=own.py:f: own.py, line 2: it returned {shown}; it must return one number between -1e+06 "
+        f"and 1e+06 (for the response '{beginning}... to problem 'p7')"
     )
 
 
@@ -66,7 +67,7 @@ def test_an_error_names_the_line_the_problem_and_the_response(own):
     own_fn = own("def f(verification, solution):\n    return 1 / solution.format_score\n", "verifier")
     with pytest.raises(ValueError) as error:
         own_fn.of(verification("CORRECT"), solution(format_score=0.0))
-    assert str(error.value) == ("verifier.reward=own.py:f: own.py, line 2: ZeroDivisionError: float division by zero "
+    assert str(error.value) == ("verifier.rewards=own.py:f: own.py, line 2: ZeroDivisionError: float division by zero "
                                 "(for the response 'judged' to problem 'p7')")
 
 
@@ -82,8 +83,40 @@ def test_a_reward_that_hangs_is_interrupted(own, monkeypatch):
     ("verifier", "def f(solution):", r"too many positional arguments; it is called as f\(verification, solution\)"),
 ])
 def test_other_parameters_are_refused(own, role, text, message):
-    with pytest.raises(ValueError, match=rf"^{role}\.reward=own\.py:f: own\.py, line 1: {message}$"):
+    with pytest.raises(ValueError, match=rf"^{role}\.rewards=own\.py:f: own\.py, line 1: {message}$"):
         own(f"{text}\n    return 0\n", role)
+
+
+TWO = "def f(solution):\n    return 1.0\ndef g(solution):\n    return 2.0\n"
+
+
+@pytest.mark.parametrize("weights, expected", [((), [1.0, 1.0]), ((0.5, 0.0), [0.5, 0.0])])
+def test_several_functions_have_weights_and_metrics_of_their_own(tmp_path, monkeypatch, weights, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(TWO)
+    config = default_config()
+    config.generator.rewards, config.generator.reward_weights = ("own.py:f", "own.py:g"), weights
+    [(role, (first, second))] = load_own_rewards(config).items()
+    assert role == "generator" and [first.weight, second.weight] == expected
+    assert (first.metric, second.metric) == ("generator/reward/own/f", "generator/reward/own/g")
+    (tmp_path / "own.py").write_text(TWO.replace("2.0", "3.0"))  # an edited file does not change what was loaded
+    assert [one.of(solution(), PROBLEM) for one in (first, second)] == [1.0, 2.0]
+
+
+def test_all_mistakes_in_the_names_and_weights_are_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(TWO)
+    config = default_config()
+    config.generator.rewards, config.generator.reward_weights = ("own.py:f", "own.py:none", "no.py:f"), (1.0,)
+    config.verifier.reward_weights = (1.0,)
+    with pytest.raises(SettingsError) as error:
+        load_own_rewards(config)
+    assert [message.partition(":")[0] for message in error.value.messages] == [
+        "generator.reward_weights=(1.0,) is of length 1, and generator.rewards=('own.py", "generator.rewards=('own.py",
+        "generator.rewards=own.py", "generator.rewards=no.py",
+        "verifier.reward_weights=(1.0,) is of length 1, and verifier.rewards=() of length 0"]
+    assert "has 2 functions named 'f', and the name is that of the function's curve" in error.value.messages[1]
+    assert error.value.messages[2] == "generator.rewards=own.py:none: own.py has no function 'none'"
 
 
 def test_processes_share_the_responses(own, monkeypatch):

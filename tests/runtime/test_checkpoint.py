@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from support.tiny_checkpoints import full_disk, save_step
 from tango_jax.runtime import checkpoint as checkpoint_lib
-from tango_jax.runtime.checkpoint import MANIFEST, Checkpointer, CheckpointError, newest_verified, read_state, seal
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, read_state
+from tango_jax.runtime.sealed import MANIFEST, newest_verified, seal
 from tango_jax.runtime.timers import CompileCounter
 from tango_jax.runtime.trees import tree_fingerprint
 
@@ -117,10 +118,10 @@ def test_damaged_step_is_reported_and_skipped(two_steps, tmp_path, caplog, damag
     else:
         name = MANIFEST
         (tmp_path / "20" / name).write_text("not a manifest\n" if damage == "manifest" else "")
-    with caplog.at_level(logging.WARNING, "tango_jax.runtime.checkpoint"):
+    with caplog.at_level(logging.WARNING, "tango_jax.runtime.sealed"):
         restored = two_steps.restore(abstract(make_state(1)))
     assert restored.step == 10 and tree_fingerprint(restored.state) == tree_fingerprint(make_state(1))
-    [record] = [record for record in caplog.records if record.name == "tango_jax.runtime.checkpoint"]
+    [record] = [record for record in caplog.records if record.name == "tango_jax.runtime.sealed"]
     assert name in record.getMessage() and "falling back to step 10" in record.getMessage()
 
 
@@ -225,7 +226,7 @@ def test_a_glance_believes_nothing_that_is_not_verified(two_steps, tmp_path, cap
     checkpointer = Checkpointer(tmp_path)
     assert checkpointer.peek(abstract(make_state(1))).step == 10
     assert checkpointer.restore(abstract(make_state(1))).step == 10
-    [record] = [record for record in caplog.records if record.name == "tango_jax.runtime.checkpoint"]  # said once
+    [record] = [record for record in caplog.records if record.name == "tango_jax.runtime.sealed"]  # said once
     assert "record/metadata has changed since it was written; falling back to step 10" in record.getMessage()
 
 

@@ -21,7 +21,8 @@ from support.processes import finish, free_port
 from support.tiny_checkpoints import full_disk, save_step
 from tango_jax.runtime import checkpoint as checkpoint_lib
 from tango_jax.runtime import hosts
-from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, digests_of, find_damage, seal
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError
+from tango_jax.runtime.sealed import digests_of, find_damage, seal
 
 LONG_S = 60  # a test whose threads wait for each other fails after this
 
@@ -183,11 +184,11 @@ TWO_PROCESSES = """
     import jax, jax.numpy as jnp
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
-    from tango_jax.runtime import checkpoint as checkpoint_lib, hosts
+    from tango_jax.runtime import checkpoint as checkpoint_lib, hosts, sealed
 
     hosts.connect()
-    hashed, sha256 = [], checkpoint_lib._sha256
-    checkpoint_lib._sha256 = lambda path: hashed.append(str(path).split(".saving/")[-1]) or sha256(path)
+    hashed, sha256 = [], sealed._sha256
+    sealed._sha256 = lambda path: hashed.append(str(path).split(".saving/")[-1]) or sha256(path)
     places = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     make = jax.jit(lambda: jnp.arange(1 << 16, dtype=jnp.float32), out_shardings=places)
     update = jax.jit(lambda x: x + jnp.sum(x) * 0 + 1, out_shardings=places, donate_argnums=0)

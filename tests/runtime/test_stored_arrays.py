@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tango_jax.runtime import checkpoint, stored_arrays
-from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, find_damage, open_state, read_state
+from tango_jax.runtime import checkpoint, sealed, stored_arrays
+from tango_jax.runtime.checkpoint import Checkpointer, CheckpointError, open_state, read_state
+from tango_jax.runtime.sealed import find_damage
 from tango_jax.runtime.stored_arrays import STATE, VALUES, files_with
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.runtime.unread import load_all
@@ -49,7 +50,7 @@ def flip_a_byte(path) -> None:
 
 
 def test_nothing_else_is_opened_or_verified(directory, monkeypatch):
-    wanted, opened, hashed, sha256 = make_state(20)["verifier"]["params"], [], [], checkpoint._sha256
+    wanted, opened, hashed, sha256 = make_state(20)["verifier"]["params"], [], [], sealed._sha256
     open_fn = stored_arrays.ts.open
 
     def record(spec, **options):
@@ -57,7 +58,7 @@ def test_nothing_else_is_opened_or_verified(directory, monkeypatch):
         return open_fn(spec, **options)
 
     monkeypatch.setattr(stored_arrays.ts, "open", record)
-    monkeypatch.setattr(checkpoint, "_sha256", lambda path: hashed.append(path) or sha256(path))
+    monkeypatch.setattr(sealed, "_sha256", lambda path: hashed.append(path) or sha256(path))
     found = open_state(directory, abstract(wanted), PART)
     assert (found.step, found.meta, opened) == (20, {"turn": 20}, [])
     values = {str(path.relative_to(directory / "20")) for path in hashed if VALUES.match(

@@ -53,6 +53,21 @@ def test_an_export_is_asked_as_its_run_was(tmp_path, hub):
     assert asked(out, template="Other: {problem}") == asked(run, template="Other: {problem}") != asked(run)
 
 
+@pytest.mark.parametrize("template, of_run, of_model", [
+    (None, True, False), ("math", False, False), ("math_first_error", True, True),
+    ("{problem}{solution}{num_steps}", True, False)])
+def test_a_verifier_stops_where_its_template_asks_it_to(tmp_path, template, of_run, of_model):
+    """A text of one's own is taken to ask what the run's asked."""
+    folder, config = write_tiny_folder(tmp_path / "model"), load_config(str(ROOT / "configs/tiny.py"))
+    for role in (config.generator, config.verifier):
+        role.checkpoint, role.max_prompt, role.max_response = str(folder), 128, 48
+    config.verifier.stop_at_first_error = True
+    save_run(tmp_path / "run", config)
+    for name, stops in ((tmp_path / "run", of_run), (folder, of_model)):
+        sampler = open_checkpoint_sampler("verifier", str(name), CheckpointSamplerSettings(template, default_tokens=64))
+        assert sampler.stops == stops
+
+
 def test_an_exported_generator_that_judges_has_no_prompt_for_it(tmp_path):
     run = run_with_a_prompt_of_its_own(write_tiny_folder(tmp_path / "model"), tmp_path / "run")
     out = export.export(run, "generator", tmp_path / "out")

@@ -8,13 +8,15 @@ import numpy as np
 
 from support.paths import ROWS
 from support.small_tokenizers import byte_level
-from tango_jax.evaluation import command, judging
+from support.tiny_checkpoints import MODEL
+from tango_jax.evaluation import command, judging, responses
 from tango_jax.evaluation.command import parse_settings
 from tango_jax.evaluation.shards import GREEDY
 from tango_jax.records import Rollout
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.keys import MAX_SAMPLES
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, open_checkpoint_sampler
+from tango_jax.sampling.given_text import make_logits_fn
 from tango_jax.text.hf_tokenizer import make_tokenizer
 
 FILES = {  # rows of every set to solve
@@ -52,9 +54,15 @@ def settings_of(out, *flags, sets, checkpoint="a/b"):
     return parse_settings("", [*named, f"--sets={sets}", f"--out={out}", *flags])
 
 
+def undecided(rows, chosen):
+    """Logits by which every mark has probability 1/2."""
+    return [np.zeros((len(row), len(chosen)), np.float32) for row in rows]
+
+
 def scripted(tokenizer, text_fn, template=PROMPT, max_prompt=100_000, calls=None, rows=64,
-             stops=False) -> CheckpointSampler:
-    """A sampler that returns text_fn(row number, prompt text, is greedy); a text that is None is cut off."""
+             stops=False, logits_fn=undecided) -> CheckpointSampler:
+    """A sampler that returns text_fn(row number, prompt text, is greedy); a text that is None is cut off. `logits_fn`
+    is in place of its model's."""
 
     def sample(weights, request):
         prompts, group_size = request.prompts, request.group_size
@@ -66,9 +74,9 @@ def scripted(tokenizer, text_fn, template=PROMPT, max_prompt=100_000, calls=None
         ids = tuple(np.array(tokenizer.encode_response(text or "<think>")) for text in texts)
         return Rollout(ids, ids, np.array([text is None for text in texts]), 1, len(texts))
 
-    source = SimpleNamespace(name="a model", tokenizer=tokenizer, load_params=lambda shardings: {},
-                             model_config=SimpleNamespace(score_head=""))
-    sampler = SimpleNamespace(layout=lambda params: params, sample=sample)
+    source = SimpleNamespace(name="a model", tokenizer=tokenizer, load_params=lambda shardings: {}, model_config=MODEL)
+    sampler = SimpleNamespace(layout=lambda params: params, sample=sample, logits_fn=logits_fn,
+                              config=SimpleNamespace(cache_buckets=(100_000,)))
     return CheckpointSampler(source, sampler, None, template, max_prompt, 3, rows, stops=stops)
 
 
@@ -122,6 +130,9 @@ def evaluate(monkeypatch, settings, generator=None, verifier=None, console=SILEN
     samplers = {"generator": generator, "verifier": verifier}
     monkeypatch.setattr(command, "open_checkpoint_sampler", lambda role, name, settings: samplers[role])
     monkeypatch.setattr(command, "open_verifier", lambda name, settings, is_scored: samplers["verifier"])
+    for module in (judging, responses):
+        monkeypatch.setattr(module, "make_logits_fn", lambda sampler: (
+            sampler.sampler.logits_fn if isinstance(sampler.sampler, SimpleNamespace) else make_logits_fn(sampler)))
     return {result.name: result for result in command.evaluate_checkpoint(settings, console)}
 
 

@@ -106,10 +106,12 @@ class MadeUp:
         return Responses(prompt.role, parents, [], samples, rollout, records, {}, prompt.name)
 
 
-def own_reward_of(config, role: str) -> OwnReward | None:
-    """What a function of the user's might say of each response, if the settings name one."""
-    function = UserFunction(f"{role}.reward", config[role].reward, lambda one, *_: 0.01 * (len(one.text) % 90) - 0.3)
-    return OwnReward(role, function) if config[role].reward else None
+def own_rewards_of(config, role: str) -> tuple[OwnReward, ...]:
+    """What functions of the user's might say of each response, if the settings name any."""
+    weights = config[role].reward_weights or (1.0,) * len(config[role].rewards)
+    functions = [UserFunction(f"{role}.rewards", name, lambda one, *_: 0.01 * (len(one.text) % 90) - 0.3)
+                 for name in config[role].rewards]
+    return tuple(OwnReward(role, *pair) for pair in zip(functions, weights, strict=True))
 
 
 def make_turn(config, rng, place: Place, length: int, credit_fn=None, first=()) -> TurnResult:
@@ -125,7 +127,7 @@ def make_turn(config, rng, place: Place, length: int, credit_fn=None, first=()) 
 
     task = Task("made up", "string", 1, problem, problem)
     t = Turn(config, task, place, Memory(label_counts=(3.0, 5.0)), algorithm_of(config[role].loss.algorithm),
-             MadeUp(rng, length, first), own_reward_of(config, role))
+             MadeUp(rng, length, first), own_rewards_of(config, role))
     lesson = turns_of(ARMS[config.arm], config.rl)[role](t)
     adv_BT = advantages_of(lesson, role, config)
     if credit_fn:

@@ -1,10 +1,11 @@
-"""A hub on this machine in place of huggingface.co, for the real client that the package downloads with.
+"""A hub on this machine in place of huggingface.co, for the real client that the package downloads and uploads with.
 
 It answers as the hub does: which commit a revision is, which files a commit has, and what is in them. Large files lie
 on another host, to which the client is sent, and which must not see the token. A test says which transfers break off,
 and looks at what was asked.
 """
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -23,6 +24,7 @@ import pytest
 TOKEN = "hf_of_a_reader"
 LARGE = 2000  # bytes; larger files lie elsewhere
 _API = re.compile(r"/api/(?P<kind>models|datasets)/(?P<name>[^/]+/[^/]+)/(?P<asked>revision|tree)/(?P<revision>[^/?]+)")
+_UPLOAD = re.compile(r"/api/models/(?P<name>[^/]+/[^/]+)/(?P<asked>preupload|commit)/main")
 _FILE = re.compile(r"/(?P<repository>.+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 
 
@@ -48,6 +50,9 @@ class SmallHub:
         self.breaks: dict[str, list[int]] = {}  # for a file, after how many bytes its next transfers break off
         self.is_resetting = False  # such a transfer ends with a reset of the connection in place of its end
         self.is_down = False
+        self.visibility: dict[str, str] = {}  # of repositories that uploads have made
+        self.may_write, self.refuses_uploads = True, False  # what the token is said to be for; what the hub does
+        self.posted: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.hub = self
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
@@ -79,6 +84,8 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:  # noqa: N802 (the name that http.server looks for)
+        if self.path == "/api/whoami-v2":
+            return self.tell_who()
         hub, token, is_large = self.server.hub, self.headers["Authorization"], False
         start = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").split("-")[0])
         api, found = _API.match(self.path), _FILE.match(self.path)
@@ -108,6 +115,38 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_file(repository, commit, asked["file"], start)
 
     do_HEAD = do_GET  # noqa: N815
+
+    def do_POST(self) -> None:  # noqa: N802
+        """What an upload asks: a repository, whether the card is right, how files are sent, and a commit of them."""
+        hub, body = self.server.hub, self.rfile.read(int(self.headers["Content-Length"]))
+        hub.posted.append(self.path)
+        found = _UPLOAD.fullmatch(self.path)
+        if self.headers["Authorization"] != f"Bearer {TOKEN}" or hub.refuses_uploads:
+            self.refuse(403, "", "Forbidden")
+        elif self.path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}"
+            is_new = name not in hub.visibility
+            hub.visibility.setdefault(name, asked.get("visibility", "public"))
+            self.send_json(200 if is_new else 409, {}, {"url": f"{hub.endpoint}/{name}", "id": name})
+        elif self.path == "/api/validate-yaml":
+            self.send_json(200, {}, {"errors": [], "warnings": []})
+        elif found["asked"] == "preupload":
+            files = [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
+                     for one in json.loads(body)["files"]]
+            self.send_json(200, {}, {"files": files})
+        else:
+            lines = [json.loads(line) for line in body.splitlines()]
+            hub.add(found["name"], "a" * 40, {one["value"]["path"]: base64.b64decode(one["value"]["content"])
+                                              for one in lines if one["key"] == "file"}, "main")
+            self.send_json(200, {}, {"commitUrl": f"{hub.endpoint}/{found['name']}/commit/a", "commitOid": "a" * 40})
+
+    def tell_who(self) -> None:
+        hub = self.server.hub
+        if self.headers["Authorization"] != f"Bearer {TOKEN}":
+            return self.refuse(401, "", "Invalid credentials in Authorization header")
+        token = {"accessToken": {"role": "write" if hub.may_write else "read"}}
+        self.send_json(503 if hub.is_down else 200, {}, {"name": "me", "orgs": [{"name": "team"}], "auth": token})
 
     def log_message(self, *_) -> None:
         pass
@@ -142,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body[:breaks_at])
         if breaks_at is not None:
             self.close_connection = True

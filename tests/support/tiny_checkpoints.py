@@ -53,19 +53,21 @@ def write_tiny_gguf(path: Path) -> Path:
     return path
 
 
-def save_run(workdir, config, stage_one=False, step=1, meta=None):
-    """A workdir as a run leaves it, with the tiny model's parameters times the step."""
+def save_run(workdir, config, stage_one=False, step=1, meta=None, updates=(1, 1)):
+    """A workdir as a run leaves it, with the tiny model's parameters times the step. `updates`: of each role."""
     workdir.mkdir(parents=True, exist_ok=True)
     save_config(config, workdir / "config.json")
     params = jax.tree.map(lambda leaf: leaf * step, tiny_params())
-    state = {"params": params} if stage_one else {role: {"params": params} for role in ("generator", "verifier")}
+    states = {role: {"params": params, "step": np.array(count, np.int32)}
+              for role, count in zip(("generator", "verifier"), updates, strict=True)}
+    state = {"params": params} if stage_one else states
     directory = workdir / "sft" / "generator" if stage_one else workdir
     save_step(directory / "checkpoints", step, state, meta or {})
     return params
 
 
 def full_disk(folder, step, digests):
-    """In place of `runtime.checkpoint.seal`."""
+    """In place of `runtime.sealed.seal`."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -93,9 +93,9 @@ def settings(prompts: int, samples: int, **rl: object) -> ConfigDict:
 
 
 def turn_of(config: ConfigDict, role: str, said: dict[str, Sequence], *, memory: Memory | None = None,
-            phase: str = "", own_reward: OwnReward | None = None, task: Task | None = None,
+            phase: str = "", own_rewards: Sequence[OwnReward] = (), task: Task | None = None,
             reference_fn: Callable | None = None) -> Turn:
     """The first turn of a role, in which the roles say what is given by the name of its prompt."""
     task = task or task_of()
     return Turn(config, task, Place(0, role, phase or role, 0), memory or Memory(),
-                algorithm_of(config[role].loss.algorithm), Said(said, task, reference_fn), own_reward)
+                algorithm_of(config[role].loss.algorithm), Said(said, task, reference_fn), own_rewards)

@@ -11,7 +11,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tango_jax.runtime.checkpoint import MANIFEST, Checkpointer, complete_steps
+from tango_jax.runtime.checkpoint import Checkpointer
+from tango_jax.runtime.sealed import MANIFEST, complete_steps
 from tango_jax.runtime.trees import tree_fingerprint
 from torture.outcome import Outcome
 
@@ -94,7 +95,7 @@ def _abstract(state: dict) -> dict:
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
     """What is logged about damage while the block runs, instead of printing it."""
-    messages, logger = [], logging.getLogger("tango_jax.runtime.checkpoint")
+    messages, logger = [], logging.getLogger("tango_jax.runtime.sealed")
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
     logger.addHandler(handler)

@@ -71,11 +71,11 @@ WRITTEN = (
     ("train", "--config.verifier.init_from=~nobody_of_that_name/x", "~nobody_of_that_name/x"),
     ("train", "--config.loggers.wandb=me/tango", "me/tango"),
     # ---- functions of the user's
-    ("train", "--config.generator.reward=length", "must be FILE.py:name"),
-    ("train", "--config.generator.reward={files}/no.py:length", "there is no file"),
-    ("train", "--config.generator.reward=no_module:length", "ModuleNotFoundError"),
-    ("sft", "--config.verifier.reward={files}/zero.py:get_config", "zero.py, line 1: too many positional arguments"),
-    ("ablate", "--config.generator.reward={files}/zero.py:get_config", "zero.py, line 2: ZeroDivisionError"),
+    ("train", "--config.generator.rewards=length", "must be FILE.py:name"),
+    ("train", "--config.generator.rewards={files}/no.py:length", "there is no file"),
+    ("train", "--config.generator.rewards=no_module:length", "ModuleNotFoundError"),
+    ("sft", "--config.verifier.rewards={files}/zero.py:get_config", "zero.py, line 1: too many positional arguments"),
+    ("ablate", "--config.generator.rewards={files}/zero.py:get_config", "zero.py, line 2: ZeroDivisionError"),
     ("train", "--config.task.name={files}/none.py:tasks", "has no function 'tasks'"),
     ("train", "--config.task.name={files}/none.py:get_config", "none.py, line 2: it must return a tango_jax"),
     # ---- overrides and the command line

@@ -1,6 +1,6 @@
 """A few of the torture suite's flipped bytes, and a check that it would see one that goes unnoticed."""
 
-from tango_jax.runtime import checkpoint as manifest
+from tango_jax.runtime import sealed
 from torture.flips import flips, make_steps
 
 
@@ -13,7 +13,7 @@ def test_no_flipped_byte_goes_unnoticed(tmp_path):
 
 
 def test_flips_that_are_not_seen_are_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(manifest, "find_damage", lambda folder: None)
+    monkeypatch.setattr(sealed, "find_damage", lambda folder: None)
     done = flips(count=2, folder=tmp_path)
     assert (done.survived, len(done.failures)) == (0, 2)
     assert "seed 0, flip 0: byte" in done.failures[0] and "manifest.sha256" in done.failures[0]

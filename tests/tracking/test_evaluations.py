@@ -114,7 +114,8 @@ def test_what_must_be_equal_side_by_side_is_in_the_setup(key, value):
 
 @pytest.mark.parametrize("key, value", [
     ("rl.alpha_initial", 0.3), ("rl.generator_steps", 7), ("generator.loss.algorithm", "rloo"),
-    ("verifier.temperature", 0.7), ("generator.optimizer.lr", 0.1), ("generator.reward", "my.py:reward"),
+    ("verifier.temperature", 0.7), ("generator.optimizer.lr", 0.1), ("generator.rewards", ("my.py:reward",)),
+    ("verifier.reward_weights", (0.5,)),
     ("rl.warmup_steps", 3),
 ])
 def test_what_makes_another_method_is_no_other_setup(key, value):
@@ -188,8 +189,8 @@ def test_adapters_on_a_checkpoint_are_in_the_setup(key, value):
 
 
 def test_an_edited_function_makes_other_digests():
-    config = with_values(generator__reward="my.py:reward", task__grader="my.py:grade")
-    files = [{"generator.reward": reward, "task.grader": grader}
+    config = with_values(generator__rewards=("my.py:reward",), task__grader="my.py:grade")
+    files = [{"generator.rewards (reward)": reward, "task.grader": grader}
              for reward, grader in (("a", "a"), ("b", "a"), ("a", "b"))]
     assert [setup_of(config, each) == setup_of(config, files[0]) for each in files] == [True, True, False]
     assert [method_of(config, each) == method_of(config, files[0]) for each in files] == [True, False, True]
@@ -253,8 +254,9 @@ def test_adapters_count_with_their_base_once_something_has_trained_them():
         return [row.generator_start, row.verifier_start]
 
     assert starts() == starts(verifier__adapter="generator") == ["b", "b"]
-    trained = {"generator__sft__steps": 5}, {"verifier__init_from": "runs/sft"}, {"verifier__adapter": "some/peft"}
-    assert [starts(**values) for values in trained] == [["a", "c"]] * 3
+    trained = ({"generator__sft__steps": 5}, {"verifier__init_from": "runs/sft"}, {"verifier__adapter": "some/peft"},
+               {"fork_of": "runs/a"})
+    assert [starts(**values) for values in trained] == [["a", "c"]] * 4
     # On a stage 1 of all parameters they are fresh, which a run of an experiment takes from the experiment's folder.
     full = {"generator__sft__steps": 5, "generator__sft__full": True}
     assert starts(**full) == starts(**full, generator__init_from="runs/sft") == ["b", "b"]

@@ -13,7 +13,7 @@ from tango_jax.tracking.learning_curve import (
     band_over_steps,
     curves_by_setting,
     mean_accuracy,
-    mean_over_tokens,
+    mean_over,
     pairs_of,
     steps_to,
     tokens_to,
@@ -50,9 +50,9 @@ def test_mean_accuracy_is_the_area_by_trapezoids():
 def test_mean_accuracy_over_tokens_counts_the_warm_up_and_ends_between_evaluations():
     rows = (evaluation(0, 0.0, turn=0, sampled_tokens=0), evaluation(0, 0.2, turn=5, sampled_tokens=1000),
             evaluation(10, 0.6, turn=15, sampled_tokens=3000))
-    assert mean_over_tokens(Curve(rows), 2000) == pytest.approx((1000 * 0.1 + 1000 * 0.3) / 2000)
-    assert mean_over_tokens(Curve(rows), 3000) == pytest.approx((1000 * 0.1 + 2000 * 0.4) / 3000)
-    assert mean_over_tokens(Curve(rows[:1]), 0) == 0.0
+    assert mean_over(Curve(rows), "sampled_tokens", 2000) == pytest.approx((1000 * 0.1 + 1000 * 0.3) / 2000)
+    assert mean_over(Curve(rows), "sampled_tokens", 3000) == pytest.approx((1000 * 0.1 + 2000 * 0.4) / 3000)
+    assert mean_over(Curve(rows[:1]), "sampled_tokens", 0) == 0.0
 
 
 def test_of_several_evaluations_at_a_step_the_last_counts():

@@ -33,7 +33,7 @@ def config(tmp_path):
     for role in ("generator", "verifier"):
         (tmp_path / role).mkdir()
         (tmp_path / role / "own.py").write_text(f"# of the {role}\ndef f(*records):\n    return 0.0\n")
-        config[role].reward = f"{tmp_path / role / 'own.py'}:f"
+        config[role].rewards = (f"{tmp_path / role / 'own.py'}:f",)
     (tmp_path / "template.txt").write_text("{problem}")
     config.generator.template = str(tmp_path / "template.txt")
     return config
@@ -48,10 +48,10 @@ def start(config, workdir, console: Console = SILENT) -> None:
 def test_files_of_one_name_are_copied_apart(config, tmp_path):
     start(config, tmp_path / "run")
     files = read_provenance(tmp_path / "run")["files"]
-    assert set(files) == {"generator.reward", "verifier.reward", "generator.template"}
+    assert set(files) == {"generator.rewards (f)", "verifier.rewards (f)", "generator.template"}
     for role in ("generator", "verifier"):
-        entry = files[f"{role}.reward"]
-        assert entry["sha256"] == source_digest(config[role].reward)
+        entry = files[f"{role}.rewards (f)"]
+        assert entry["sha256"] == source_digest(*config[role].rewards)
         assert re.fullmatch(r"user_files/[0-9a-f]{12}-own\.py", entry["copy"])
         assert (tmp_path / "run" / entry["copy"]).read_text().startswith(f"# of the {role}")
     assert method_digests(read_provenance(tmp_path / "run")) == {key: entry["sha256"] for key, entry in files.items()}
@@ -62,10 +62,10 @@ def test_a_file_that_passes_a_function_on_counts_with_the_one_that_defines_it(co
     (tmp_path / "generator" / "passed_on_to_provenance.py").write_text("def f(*records):\n    return 0.0\n")
     (tmp_path / "generator" / "own.py").write_text("from passed_on_to_provenance import f\n")
     start(config, tmp_path / "run")
-    key = "generator.reward (passed_on_to_provenance.py)"
-    assert {"generator.reward", key} < set(method_digests(read_provenance(tmp_path / "run")))
+    key = "generator.rewards (f) (passed_on_to_provenance.py)"
+    assert {"generator.rewards (f)", key} < set(method_digests(read_provenance(tmp_path / "run")))
     (tmp_path / "generator" / "passed_on_to_provenance.py").write_text("def f(*records):\n    return 1.0\n")
-    with pytest.raises(ValueError, match=r"\(generator\.reward \(passed_on_to_provenance\.py\): .* has changed; "):
+    with pytest.raises(ValueError, match=r"\(generator\.rewards \(f\) \(passed_on_to_provenance\.py\): .* has changed"):
         check_method(config, tmp_path / "run")
 
 
@@ -100,7 +100,7 @@ def test_an_edited_function_is_refused_once_something_depends_on_it(config, tmp_
     check_method(config, workdir)  # killed before its first row: nothing depends on it
     start(config, workdir)
     file.write_text("def f(*records):\n    return 2.0\n")
-    with pytest.raises(ValueError, match=rf"\(verifier\.reward: {file} has changed; .*/\w+-own\.py is a copy of"):
+    with pytest.raises(ValueError, match=rf"\(verifier\.rewards \(f\): {file} has changed; .*/\w+-own\.py is a copy"):
         begin(config, workdir, SILENT)
     (workdir / "provenance.json").rename(workdir / "provenance.before.json")
     start(config, workdir)
@@ -117,13 +117,13 @@ def test_a_method_that_was_given_up_is_shown_and_counts(config, tmp_path):
             check_method(config, workdir)
         (workdir / "provenance.json").rename(workdir / "provenance.before.json")
         start(config, workdir)
-    stored, digest = read_provenance(workdir), before["verifier.reward"]
-    own_lines = [line for line in describe(stored) if "verifier.reward: own.py, sha256" in line]
+    stored, digest = read_provenance(workdir), before["verifier.rewards (f)"]
+    own_lines = [line for line in describe(stored) if "verifier.rewards (f): own.py, sha256" in line]
     assert [line[:8] for line in own_lines] == ["start 1:", "start 2:", "start 3:"] and digest[:12] in own_lines[0]
     start(config, tmp_path / "another")  # of the last method alone
     alone = method_digests(read_provenance(tmp_path / "another"))
     assert alone.items() < method_digests(stored).items()
-    assert method_digests(stored)["verifier.reward before before"] == digest
+    assert method_digests(stored)["verifier.rewards (f) before before"] == digest
 
 
 def test_all_starts_are_described(config, tmp_path):
@@ -181,9 +181,9 @@ def test_what_is_told_of_a_run(config, tmp_path):
     stored = read_provenance(tmp_path / "run")
     first, *files = describe(stored)
     assert first.startswith("tango_jax 0.1.0") and f"jax {stored['attempts'][0]['jax']}" in first and "8 x cpu" in first
-    digest = stored["files"]["generator.reward"]["sha256"]
-    assert f"generator.reward: own.py, sha256 {digest[:12]}" in files
-    assert summary_of(stored)["files"]["generator.reward"] == digest
+    digest = stored["files"]["generator.rewards (f)"]["sha256"]
+    assert f"generator.rewards (f): own.py, sha256 {digest[:12]}" in files
+    assert summary_of(stored)["files"]["generator.rewards (f)"] == digest
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"attempts": [], "files": {}}'])

@@ -55,6 +55,7 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     summary = results.write_results(config, tmp_path, rows, [], [], 0, 1.0)
     describe_results(Console(), config, tmp_path, summary)
     printed = capsys.readouterr().out
+    assert "0 compilations after warm-up since it was last started, 1 s in all its starts" in printed
     assert re.findall(r"  (\w+) \((?:this run|stored)\) +(.*?) sampled tokens", printed) == [
         ("tango", "8.0 generator steps, 2 thousand"),  # 0.8 of the way to 10
         ("grpo", "8.9 generator steps, 1 thousand"),  # 100 tokens a step: 0.889 thousand

@@ -67,6 +67,23 @@ def test_a_verifier_that_does_not_write_has_no_length():
     assert "Response length" not in single and "verifier that does not write" in single["Entropy"]["caption"]
 
 
+def test_each_own_reward_has_a_curve():
+    runs = [run_of("a"), run_of("b", arm="grpo")]
+    for run, names in zip(runs, (("brevity", "care"), ("brevity",)), strict=True):
+        run.rows.extend({"step": step, "phase": "generator", "generator_step": step,
+                         **{f"generator/reward/own/{name}": 0.5 * step for name in names}} for step in (1, 2))
+    runs[0].rows.append({"step": 3, "phase": "verifier", "generator_step": 2, "verifier/reward/own/care": 3.0})
+    turns = {panel["title"]: panel for panel in comparison.comparison(lines_of(runs))["turns"]}
+    drawn = {title: len(panel["traces"]) for title, panel in turns.items() if "own reward" in title}
+    assert drawn == {"Generator: own reward brevity": 2, "Generator: own reward care": 1,
+                     "Verifier: own reward care": 1}
+    single = {panel["title"]: panel for panel in charts.training(runs[0])}
+    shown = [trace for trace in single["Own rewards"]["traces"] if trace.get("showlegend", True)]
+    assert [(trace["name"], trace["x"]) for trace in shown] == [
+        ("generator: brevity", [1, 2]), ("generator: care", [1, 2]), ("verifier: care", [3])]
+    assert "Own rewards" not in {panel["title"] for panel in charts.training(run_of("c"))}
+
+
 def test_arms_are_labelled_by_their_names_and_settings_only_where_they_differ():
     runs = [run_of("a", arm="grpo"), run_of("b"), run_of("c", seed=1)]
     assert labels(runs) == {"Tango (trained together)": ["b", "c"], "GRPO (no verifier)": ["a"]}
@@ -225,10 +242,10 @@ def test_the_roles_of_one_checkpoint_are_no_other_weights():
 
 
 def test_a_function_with_other_content_is_another_line():
-    runs = [run_of(name, seed=seed, generator__reward="my.py:f")._replace(
-        provenance={"attempts": [{"source": "aaa"}], "files": {"generator.reward": {"sha256": digest * 16}}}
+    runs = [run_of(name, seed=seed, generator__rewards=("my.py:f",))._replace(
+        provenance={"attempts": [{"source": "aaa"}], "files": {"generator.rewards (f)": {"sha256": digest * 16}}}
     ) for seed, (name, digest) in enumerate([("a", "0123"), ("b", "4567"), ("c", "0123")])]
-    assert labels(runs) == {"reward file=01230123": ["a", "c"], "reward file=45674567": ["b"]}
+    assert labels(runs) == {"rewards (f) file=01230123": ["a", "c"], "rewards (f) file=45674567": ["b"]}
 
 
 def test_a_start_for_every_data_seed_is_not_warned_of():

@@ -70,7 +70,7 @@ def test_the_verifiers_turns_count_only_where_the_generators_have_no_verdicts():
     (table, _) = quality.confusion_tables(own[:1])
     assert table["rows"][1]["cells"][0]["link"] == "only=false_accept&grade=wrong&role=verifier"
     (shown,) = (item for item in quality.panels(RUN, own) if item["title"] == "Agreement with gold steps")
-    assert shown["caption"] == "For steps with a known label, in the verifier's turns."
+    assert shown["caption"].startswith("For steps with a known label, in the verifier's turns.")
     assert "count the dumped rollouts of the generator's turns" in quality.section(RUN, MADE)["note"]
     assert "sampled at temperature 1." in quality.section(RUN, MADE)["note"]
     assert quality.section(RUN, [])["note"].startswith("No rollouts of a verifier were dumped")
@@ -97,6 +97,18 @@ def test_rates_by_turn():
     wrong = quality.recall_by_turn(made, False)
     assert (wrong.x.tolist(), wrong.y.tolist()) == ([5], [0.8])
     assert quality.disagreement_by_turn(made, "CORRECT", False).y.tolist() == [0.0, 1.0]
+
+
+def test_steps_that_a_verifier_is_to_leave_out_do_not_count():
+    """It stops at the first of two wrong steps, or is misaligned; one that approves all misses both."""
+    stops = items((1, "INCORRECT", (T, F, quality.STOPPED), (T, F, F)))
+    misses = items((1, "CORRECT", (T, T, T), (T, F, F)))
+    misaligned = items((1, "CORRECT", (N, N, N), (T, F, F)))
+    for made, approved, rejected in ((stops, (1.0, 1), (1.0, 1)), (misses, (1.0, 1), (0.0, 2)),
+                                     (misaligned, (0.0, 1), (0.0, 2))):
+        for label, expected in ((True, approved), (False, rejected)):
+            found = quality.recall_by_turn(made, label)
+            assert (found.y.tolist(), found.n.tolist()) == ([expected[0]], [expected[1]])
 
 
 def test_few_cases_are_drawn_pale_with_their_interval():

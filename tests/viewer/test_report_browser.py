@@ -298,7 +298,8 @@ def test_the_verifiers_own_rollout(page, report, rollouts):
 def own_reward_run(tmp_path_factory) -> Path:
     """A run in which functions of the user's take part in the rewards of both roles, with weights of their own."""
     config = run_config("tango", 3)
-    config.generator.reward, config.verifier.reward = f"/home/me/{HOSTILE_FILE}:brevity", "my.rewards:care"
+    config.generator.rewards, config.verifier.rewards = (f"/home/me/{HOSTILE_FILE}:brevity",), ("my.rewards:care",)
+    config.generator.reward_weights = (0.25,)
     config.rl.outcome_weight, config.rl.format_weight = 0.0, 0.5
     return write_run(tmp_path_factory.mktemp("own") / "own", config)
 
@@ -317,7 +318,7 @@ def test_an_own_reward_is_a_part_of_the_sum(browser, own_reward_run, tmp_path, r
     browser.wait("document.querySelector('#rollout h2') !== null")
     left, total = browser.texts("#rollout .sums:not(.steps-sums) tr:first-child td")
     assert total == f"{row['reward']['total']:.3f}".replace("-", "−")
-    assert left.endswith(f" + 1 × own reward ({name}) {own['value']:.3f}".replace("-", "−"))
+    assert left.endswith(f" + {own['weight']:g} × own reward ({name}) {own['value']:.3f}".replace("-", "−"))
     weights = {"generator": ("0 × grade ", " + 0.5 × format score "),
                "verifier": ("1 × agreement with the grade ", " + 0.8 × format score ")}[role]
     assert left.startswith(weights[0]) and weights[1] in left

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from support import hf_cases
 from support.hf_cases import CASES, INPUTS, make_tensors, write_checkpoint
 from support.hf_loading import TOLERANCE, assert_equal_trees, load, logits, shardings_of
 from tango_jax.weights import to_hf
 from tango_jax.weights.from_hf import load_hf, model_config_from_hf
-from tango_jax.weights.prompting import Prompting
-from tango_jax.weights.to_hf import export_hf, family_of, hf_config, model_card
+from tango_jax.weights.to_hf import export_hf, family_of, hf_config
 
 LLAMA, QWEN2, QWEN3 = (CASES[name] for name in ("llama2", "qwen2", "qwen3"))
 
@@ -192,15 +190,3 @@ def test_a_qwen2_whose_heads_are_not_as_wide_as_the_model(tmp_path):
     """The class has no field for it, but the model reads it."""
     config = dataclasses.replace(model_config_from_hf(write_checkpoint(tmp_path, QWEN2)), head_dim=12)
     assert hf_config(config, "qwen2", "float32")["head_dim"] == 12
-
-
-def test_model_card(tmp_path):
-    prompting = Prompting("verifier", "Problem: {problem}\n```\n", True, max_prompt=8, max_new_tokens=9, min_steps=1)
-    card = model_card("Verifier", "Qwen/Qwen2.5-7B", {"step_f1": 0.5, "said": "c|d"}, prompting)
-    assert card.startswith("---\nlibrary_name: transformers\n") and "base_model: Qwen/Qwen2.5-7B\n" in card
-    assert "| step_f1 | 0.5 |" in card and "c\\|d" in card
-    assert "````text\nProblem: {problem}\n```\n\n````" in card and "max_new_tokens=9" in card
-    assert "## " not in model_card("Verifier", None, {}, None)
-    config, params = load(write_checkpoint(tmp_path / "in", LLAMA))
-    assert (export_hf(tmp_path / "out", config, params, card=card) / "README.md").read_text() == card
-    assert hf_cases.VOCAB == config.vocab_size

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tango_jax.runtime import checkpoint as manifest
-from tango_jax.runtime.checkpoint import (
+from tango_jax.runtime import sealed
+from tango_jax.runtime.sealed import (
     ALL_DAMAGED,
     MANIFEST,
     NO_STEP,
@@ -92,16 +92,16 @@ def test_a_seal_says_which_step_it_is_and_how_many_files_there_are(tmp_path):
 
 
 def test_the_newest_intact_step_is_found(tmp_path):
-    assert manifest.newest_verified(tmp_path / "nowhere") == NO_STEP
+    assert sealed.newest_verified(tmp_path / "nowhere") == NO_STEP
     for name in ("9", "10", "007", "11.saving", "notes"):
         make_step(tmp_path, name)
     (tmp_path / "12").mkdir()  # a number is given to sealed folders only: this one has lost its manifest
-    assert manifest.complete_steps(tmp_path) == [9, 10, 12]
-    assert manifest.newest_verified(tmp_path) == 10
+    assert sealed.complete_steps(tmp_path) == [9, 10, 12]
+    assert sealed.newest_verified(tmp_path) == 10
     (tmp_path / "10" / "state" / "w").unlink()
-    assert manifest.newest_verified(tmp_path) == 9
+    assert sealed.newest_verified(tmp_path) == 9
     (tmp_path / "9" / "state" / "w").unlink()
-    assert manifest.newest_verified(tmp_path) == ALL_DAMAGED
+    assert sealed.newest_verified(tmp_path) == ALL_DAMAGED
 
 
 def test_a_commit_replaces_a_folder_of_the_same_name(tmp_path):
@@ -127,8 +127,8 @@ def test_a_kill_inside_a_commit_loses_nothing(tmp_path, monkeypatch, renames_don
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(manifest.os, "replace", dying_replace)
-        patched.setattr(manifest.shutil, "rmtree", dying_delete)
+        patched.setattr(sealed.os, "replace", dying_replace)
+        patched.setattr(sealed.shutil, "rmtree", dying_delete)
         with pytest.raises(KeyboardInterrupt):
             commit(saving, tmp_path / "5")
     clean_up(tmp_path)
