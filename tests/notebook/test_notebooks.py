@@ -26,7 +26,7 @@ from support.xla_settings import on_devices
 
 # Pictures that are stored.
 FIGURES = {"01_last_letter": 3, "02_small_checkpoint": 2, "03_follow_one_problem": 12, "04_change_the_method": 1,
-           "05_one_device": 2}
+           "05_one_device": 2, "06_judge_solutions": 1}
 MAX_BYTES = 2_000_000
 MACHINE_PATH = re.compile(r"(?<![\w.>])/(?:tmp|root|home|work|opt|usr|content)/")
 
@@ -46,6 +46,9 @@ def small_parameters(folder: Path) -> dict[str, dict]:
         "05_one_device": {
             "WORKDIR": str(folder / "05"), "CHECKPOINT": str(model), "SFT_STEPS": 2, "RANK": 4,
             "GENERATOR_LENGTHS": (64, 96), "VERIFIER_LENGTHS": (160, 240),
+        },
+        "06_judge_solutions": {
+            "WORKDIR": str(folder / "06"), "CHECKPOINT": str(model), "MAX_PROMPT": 2400, "MAX_NEW": 240,
         },
         "03_follow_one_problem": {"WORKDIR": str(folder / "03"), "SFT_STEPS": 30, "PROBLEMS": 2},
         "04_change_the_method": {"WORKDIR": str(folder / "04"), "SEEDS": (0,), "SETTINGS": {
