@@ -67,6 +67,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
     source, settings = open_workdir(workdir, role, only=only), read_config(workdir)
     require(not source.model_config.score_head, f"the {role} of {workdir} is a process reward model, which no run "
             f"changes: copy {settings[role].checkpoint}")
+    params = source.open_params()  # read one at a time as they are written; a damaged checkpoint is found here
     promptings = promptings_of(workdir, role, settings)
     card = card_of(workdir, role, source, only, promptings[0] if promptings else None)
     with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +75,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
         return export_hf(
             out,
             source.model_config,
-            source.open_params(),  # read one at a time as they are written
+            params,
             source.architecture,
             tokenizer_folder=folder,
             generation_config=source.generation,
@@ -116,9 +117,10 @@ def export_adapter(workdir: Path, role: str, out: Path, is_best: bool = False) -
     if kind_of(base) == "gguf":
         raise ValueError(f"the {role}'s adapters in {workdir} belong to {base}, and peft loads no .gguf file as a "
                          "base: export it without --adapter, merged")
+    adapters = jax.device_get(read_adapters(workdir, role, model, only))
     promptings = promptings_of(workdir, role, settings)
     card = card_of(workdir, role, source, only, promptings[0] if promptings else None, is_adapter=True)
-    return write_adapter(out, model, jax.device_get(read_adapters(workdir, role, model, only)), base, card)
+    return write_adapter(out, model, adapters, base, card)
 
 
 def card_of(

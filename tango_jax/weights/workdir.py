@@ -245,7 +245,7 @@ def settings_of(source: str) -> dict:
     """Settings of a run as they are stored; empty if they are missing or cannot be read."""
     try:
         settings = json.loads((Path(source).expanduser() / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: ~ of a user who has no home
         return {}
     return settings if isinstance(settings, dict) else {}
 
