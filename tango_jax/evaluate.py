@@ -22,9 +22,9 @@ the written verdicts, by their P(CORRECT), and by P(CORRECT) of steps that are r
 does). A verifier that writes nothing is read alone: with --scored, of the arms scored and scored_exact, or a process
 reward model, whose first error is the first step with a probability below 1/2.
 
-An accuracy at k is the mean over which k of the --samples are used, and over ties. Its cost is that of a problem:
-sampled tokens, and FLOPs of forward passes without padding (the prompt once, then k times the mean of a sample and its
-judgement; a verification's prompt once for all --votes).
+An accuracy at k is the mean over all choices of k of the --samples, ties drawn evenly. Beside it stands its cost per
+problem, in sampled tokens and in FLOPs of forward passes without padding: the prompt once, and k times a sample and
+its judgement on average. A verification's prompt counts once for all --votes.
 
 The output folder gets tables.md, tables.csv (with the costs), cost.png (accuracy over tokens and over FLOPs) and
 rows/SET.jsonl. If interrupted, the same command resumes at the unfinished shard.

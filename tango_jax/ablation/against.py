@@ -51,8 +51,8 @@ ROW_HEIGHT = 0.26  # inches
 NOTE = """\
 Round brackets: means of starts, or the seeds of a single start. Square brackets: 95 % t intervals over them.
 Comparisons are paired: runs with the same start and seed, over the generator steps that both have.
-Tokens are those sampled: a verifier that does not write has none. FLOPs, by arithmetic, are those of sampling, reading
-and updates of both roles; TFLOPs are 10^12 of them.
+Tokens are those sampled: a verifier that does not write has none. TFLOPs (10^12 FLOPs, by arithmetic) count what both
+roles sample, read and are updated with.
 † marks an arm that differs from the reference in more than the arm: in its setting, prompts, weights or stage 1."""
 
 

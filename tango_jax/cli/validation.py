@@ -202,7 +202,7 @@ def _check_model(role: str, config: ConfigDict, mistakes: Mistakes) -> None:
 
 
 def _has_read(init_from: str, role: str, config: ConfigDict) -> bool:
-    """Whether the stage 1 in this workdir began with the role's adapter, as that of an experiment or of a fork did."""
+    """Whether the stage 1 in this workdir started from the role's adapter, as in experiments and forks."""
     return settings_of(init_from).get(f"{role}.adapter") == config.adapter
 
 

@@ -5,8 +5,8 @@ which has the solution in it, once for all votes. Then each sample and each veri
 Where steps are read in one pass nothing is sampled, and the pass has FLOPs alone. The probability of a written verdict
 costs nothing more: sampling has computed it.
 
-The cost at k is that of the prompt plus k times the mean of a sample with its judgement, over all samples of the set:
-the expectation over which k of them are used.
+The cost at k is the prompt's cost plus k times the mean cost of a sample and its judgement. The mean is over all
+samples of the set, so it is the expectation over which k of them are used.
 """
 
 from collections.abc import Mapping, Sequence
