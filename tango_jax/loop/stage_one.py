@@ -4,6 +4,7 @@ Checkpoints are in WORKDIR/sft; `init_from` uses those of another run. One polic
 text first, then both in each batch.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,86 +42,133 @@ def run_stage_one(
     """{role: weights after stage 1}: from another run, from this run, or freshly initialised. Adapters of the same
     checkpoint on the same devices share its arrays. Raises ValueError, FloatingPointError or Preempted, as `run_sft`
     and `load_sft`."""
-    # What stage 1 trained (all parameters or adapters), loaded bases, and both together.
-    ended, bases, weights, meta_of = {}, {}, {}, {}
-    alone = OwnStageOne(policies, config, task, workdir, console, preemption, provenance)
-    for role, policy in policies.items():  # before the stage 1 of another role
-        if init_from := config[role].init_from:
-            found = peek_meta(*_sft_arrays(policy, init_from), part=("params",))
-            if found and policy.trains_adapters and role == "verifier" and config.generator.sft.steps:
-                _check_base(config, role, found.meta, _base_of(policy, {}))  # loaded again when it is its turn
-    for number, (role, policy) in enumerate(policies.items(), 1):
+    stage = _StageOne(policies, config, task, workdir, console, preemption, provenance)
+    stage.check_bases()
+    for number, role in enumerate(policies, 1):
         preemption.check()
+        stage.add(role, f"Stage 1.{number}: SFT of the {role}")
+    weights = stage.weights
+    is_shared = "verifier" in weights and policies["verifier"].is_shared
+    return dict.fromkeys(policies, weights["verifier"]) if is_shared else weights
+
+
+@dataclasses.dataclass(frozen=True)
+class _StageOne:
+    """Role by role, the generator's first."""
+
+    policies: dict[str, Policy]
+    config: ConfigDict
+    task: Task
+    workdir: Path
+    console: Console
+    preemption: hosts.Preemption
+    provenance: Provenance | None
+    ended: dict[str, Any] = dataclasses.field(default_factory=dict)  # what stage 1 trained: all parameters, or adapters
+    bases: dict[tuple, dict] = dataclasses.field(default_factory=dict)  # those already loaded, see `_base_of`
+    weights: dict[str, dict] = dataclasses.field(default_factory=dict)  # `ended`, and the base of adapters
+
+    def check_bases(self) -> None:
+        """Before the generator's stage 1: a verifier's base is loaded again when it is its turn."""
+        for role, policy in self.policies.items():
+            if init_from := self.config[role].init_from:
+                found = peek_meta(*_sft_arrays(policy, init_from), part=("params",))
+                if found and policy.trains_adapters and role == "verifier" and self.config.generator.sft.steps:
+                    _check_base(self.config, role, found.meta, _base_of(policy, {}))
+
+    def add(self, role: str, title: str) -> None:
         # Not policy.config: runs that share policies may differ in their starting points.
-        sft, init_from = config[role].sft, config[role].init_from
-        if init_from:
-            step, ended[role], meta_of[role] = load_sft(policy, init_from)
-            if role == "verifier" or not (policy.is_shared and config.verifier.init_from):
-                whose = "the policy of both roles" if policy.is_shared else f"the {role}"
-                lacking = what_it_lacks(config, ROLES if policy.is_shared else (role,), init_from)
-                console.log(f"{whose} starts from step {step} of the stage 1 in {init_from}{lacking}")
-        elif sft.steps:
-            learns_alone, parents = config.task.stage_one == SELF and not alone.is_finished(role), ()
-            if learns_alone:
-                parents = alone.prompts_of(role, lambda: weights["generator"] if "generator" in weights else _with_base(
-                    policies["generator"], ended["generator"], config.seed, bases))
-            base = _base_of(policy, bases) if policy.trains_adapters else {}
-            # The roles' meshes may take different devices.
-            places = policy.shardings.params if policy.trains_adapters else policy.full_shardings
-            is_next = role == "verifier" and (policy.is_shared or sft.start == "generator")
-            # Where all parameters are trained, a generator's fresh adapters are nothing to start from.
-            has_stage_one = config.generator.sft.steps or config.generator.init_from
-            if is_next and not has_stage_one and is_adapter_tree(ended["generator"]):
-                is_next = policy.trains_adapters
-            start = {role: fetch(ended["generator"], places)} if is_next else {}
-            ended.clear()  # all parameters of a generator with adapters, which are frozen by now, would stay in memory
-            rehearsed = policies["generator"] if policy.is_shared and role == "verifier" else None
-            if not is_next and config[role].adapter not in ("", "generator"):
-                start = {role: _fresh_params(policy, config.seed)}
-            if learns_alone:
-                _learn_alone(alone, policy, parents, start, base, bases, rehearsed)
-            if config.task.stage_one == SELF:
-                start.clear()
-                ended[role] = _own_result(policy, workdir, base)
-            else:
-                title = f"Stage 1.{number}: SFT of the {role}"
-                ended[role] = run_sft(policy, task, config, workdir, console, title, preemption, start, provenance,
-                                      base, rehearsed)
+        policy, settings, loaded = self.policies[role], self.config[role], None
+        if settings.init_from:
+            loaded = self._load(role)
+            self.ended[role] = loaded.state
+        elif settings.sft.steps:
+            self.ended[role] = self._train(role, title)
         elif policy.is_shared and role == "verifier":
-            ended[role] = ended["generator"]
+            self.ended[role] = self.ended["generator"]
         else:
             if policy.load_params:
-                console.log(f"reading the weights of the {role} from {config[role].checkpoint}")
-            ended[role] = _fresh_params(policy, config.seed)
-        if role in meta_of or not (policy.is_shared and role == "generator" and config.verifier.sft.steps):
-            weights[role] = _with_base(policy, ended[role], config.seed, bases)
-        if role in meta_of:
-            _check_base(config, role, meta_of[role], split(weights[role])[1])
-    if "verifier" in weights and policies["verifier"].is_shared:
-        weights = dict.fromkeys(policies, weights["verifier"])
-    return weights
+                self.console.log(f"reading the weights of the {role} from {settings.checkpoint}")
+            self.ended[role] = _fresh_params(policy, self.config.seed)
+        goes_on = policy.is_shared and role == "generator" and self.config.verifier.sft.steps
+        if loaded or not goes_on:
+            self.weights[role] = self._with_base(policy, self.ended[role])
+        if loaded:
+            _check_base(self.config, role, loaded.meta, split(self.weights[role])[1])
 
+    def _load(self, role: str) -> Restored:
+        policy, init_from = self.policies[role], self.config[role].init_from
+        loaded = load_sft(policy, init_from)
+        if role == "verifier" or not (policy.is_shared and self.config.verifier.init_from):
+            whose = "the policy of both roles" if policy.is_shared else f"the {role}"
+            lacking = what_it_lacks(self.config, ROLES if policy.is_shared else (role,), init_from)
+            self.console.log(f"{whose} starts from step {loaded.step} of the stage 1 in {init_from}{lacking}")
+        return loaded
 
-def _learn_alone(
-    alone: OwnStageOne, policy: Policy, parents: Sequence, start: dict, base: dict, bases: dict,
-    rehearsed: Policy | None,
-) -> None:
-    """`start`: as `run_sft`, and kept, as each round begins with it."""
-    config = alone.config
+    def _train(self, role: str, title: str) -> Any:
+        config, policy, parents = self.config, self.policies[role], ()
+        alone = OwnStageOne(self.policies, config, self.task, self.workdir, self.console, self.preemption,
+                            self.provenance)
+        learns_alone = config.task.stage_one == SELF and not alone.is_finished(role)
+        if learns_alone:
+            parents = alone.prompts_of(role, self._generator_weights)
+        base = _base_of(policy, self.bases) if policy.trains_adapters else {}
+        start = self._start_of(role)
+        self.ended.clear()  # all parameters of a generator with adapters, which are frozen by now, would stay in memory
+        rehearsed = self.policies["generator"] if policy.is_shared and role == "verifier" else None
+        if learns_alone:
+            self._learn_alone(alone, policy, parents, start, base, rehearsed)
+        if config.task.stage_one == SELF:
+            start.clear()
+            return _own_result(policy, self.workdir, base)
+        return run_sft(policy, self.task, config, self.workdir, self.console, title, self.preemption, start,
+                       self.provenance, base, rehearsed)
 
-    def imitate(task: Task, folder: Path, title: str) -> Any:
-        return run_sft(policy, task, config, folder, alone.console, title, alone.preemption, dict(start), None, base,
-                       rehearsed)
+    def _generator_weights(self) -> dict:
+        if "generator" in self.weights:
+            return self.weights["generator"]
+        return self._with_base(self.policies["generator"], self.ended["generator"])
 
-    def weights(params: Any) -> dict:
-        if params is None:
-            params = start[policy.role] if start else _fresh_params(policy, config.seed)
-        return _with_base(policy, params, config.seed, bases)
+    def _start_of(self, role: str) -> dict:
+        """{role: parameters}; empty: its checkpoint, or a fresh initialisation."""
+        policy, generator = self.policies[role], self.config.generator
+        if role == "verifier" and (policy.is_shared or self.config.verifier.sft.start == "generator"):
+            ended = self.ended["generator"]
+            # Where all parameters are trained, a generator's fresh adapters are nothing to start from.
+            is_fresh = not (generator.sft.steps or generator.init_from) and is_adapter_tree(ended)
+            if policy.trains_adapters or not is_fresh:
+                # The roles' meshes may take different devices.
+                return {role: fetch(ended, policy.shardings.params if policy.trains_adapters
+                                    else policy.full_shardings)}
+        if self.config[role].adapter not in ("", "generator"):
+            return {role: _fresh_params(policy, self.config.seed)}
+        return {}
 
-    def untrained() -> None:
-        save_untrained(policy, config.seed, alone.workdir, dict(start), base)
+    def _learn_alone(
+        self, alone: OwnStageOne, policy: Policy, parents: Sequence, start: dict, base: dict, rehearsed: Policy | None
+    ) -> None:
+        """`start`: as `run_sft`, and kept, as each round begins with it."""
 
-    alone.learn(policy.role, parents, weights, imitate, untrained)
+        def imitate(task: Task, folder: Path, title: str) -> Any:
+            return run_sft(policy, task, self.config, folder, self.console, title, self.preemption, dict(start), None,
+                           base, rehearsed)
+
+        def weights(params: Any) -> dict:
+            if params is None:
+                params = start[policy.role] if start else _fresh_params(policy, self.config.seed)
+            return self._with_base(policy, params)
+
+        def untrained() -> None:
+            save_untrained(policy, self.config.seed, self.workdir, dict(start), base)
+
+        alone.learn(policy.role, parents, weights, imitate, untrained)
+
+    def _with_base(self, policy: Policy, params: Any) -> dict:
+        if not policy.model_config.lora:
+            return params
+        if is_adapter_tree(params):
+            return with_base(_base_of(policy, self.bases), params)
+        fresh = policy.init(rng.step_key(self.config.seed, "init", policy.role))
+        return with_base(policy.freeze(params), fresh.params)
 
 
 def _own_result(policy: Policy, workdir: Path, base: dict) -> Any:
@@ -148,14 +196,6 @@ def _fresh_params(policy: Policy, seed: int) -> dict:
     if policy.load_params and not policy.model_config.lora:
         return policy.load_params()
     return policy.init(rng.step_key(seed, "init", policy.role)).params
-
-
-def _with_base(policy: Policy, params: dict, seed: int, bases: dict) -> dict:
-    if not policy.model_config.lora:
-        return params
-    if is_adapter_tree(params):
-        return with_base(_base_of(policy, bases), params)
-    return with_base(policy.freeze(params), policy.init(rng.step_key(seed, "init", policy.role)).params)
 
 
 def _base_of(policy: Policy, bases: dict) -> dict:
