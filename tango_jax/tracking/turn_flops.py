@@ -42,12 +42,13 @@ def turn_flops(t: Turn, lesson: Lesson, policies: Mapping[str, Policy]) -> dict[
 def _work(responses: Responses, scored: int) -> Work:
     lengths, prompts = (np.array(list(map(len, texts))) for texts in (responses.rollout.tokens, responses.prompts))
     prompt_B = np.repeat(prompts, responses.group_size)
-    once = prompts[_once(responses.prompts)]
-    return reading(once).plus(writing(prompt_B, lengths))._replace(scored=scored)
+    read = prompts[_distinct(responses.prompts)] if responses.is_joined else prompts
+    return reading(read).plus(writing(prompt_B, lengths))._replace(scored=scored)
 
 
-def _once(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Joined responses to one prompt each name it."""
+def _distinct(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Joined responses each name their prompt, and packing joins what is equal. Elsewhere equal prompts, such as those
+    of two equal solutions, are computed one by one."""
     return list({tuple(prompt): place for place, prompt in enumerate(prompts)}.values())
 
 

@@ -60,6 +60,13 @@ def test_marks_are_read_once_whatever_is_drawn(sampled):
     assert found == {"flops/rollout": of_read, "flops/training": 3 * of_read}
 
 
+def test_equal_prompts_are_computed_one_by_one(sampled):
+    solved, judged = sampled
+    twice = judged.replace(group_size=1, prompts=judged.prompts * 2)
+    of_twice = (2 * 5 + 8) * TOKEN + (2 * 15 + 2 * 30) * PAIR + 8 * HEAD
+    assert turn_with([twice], twice) == {"flops/rollout": of_twice, "flops/training": 3 * of_twice}
+
+
 def test_frozen_matrices_have_no_gradient(sampled):
     lora = dataclasses.replace(MODEL, lora=LoraConfig(rank=1, alpha=1.0, targets=(), base_dtype="float32"))
     _, judged = sampled
