@@ -577,7 +577,7 @@ def test_a_full_stage_one_of_both_roles_may_start_from_random_weights(monkeypatc
         *(f"{role}.model.lora.rank=2" for role in ROLES)])
     policies = policies_of(config)
     monkeypatch.setattr(stage_one, "run_sft", lambda policy, *_: {"all": "trained"})
-    monkeypatch.setattr(stage_one, "_with_base", lambda policy, params, *_: params)
+    monkeypatch.setattr(stage_one._StageOne, "_with_base", lambda _, policy, params: params)
     weights = stage_one.run_stage_one(policies, config, None, tmp_path, SILENT, hosts.Preemption(False))
     assert weights == dict.fromkeys(ROLES, {"all": "trained"})
 
