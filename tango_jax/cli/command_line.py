@@ -121,7 +121,8 @@ def _parse_like(old: Any, text: str, name: str):
         value = tuple(float(item) if kind is float and type(item) is int else item for item in value)
     if not is_like(old, value, name):
         hint = ": write true or false" if isinstance(old, bool) else ""
-        hint = f": write ({text},)" if type(value) is kind else hint
+        is_element = type(value) is kind or (kind is float and type(value) is int)
+        hint = f": write ({text},)" if is_element else hint
         raise ValueError(f"--config.{name}={cut(text)} must be of type {type(old).__name__}, like its default {old!r}"
                          f"{hint}")
     return value

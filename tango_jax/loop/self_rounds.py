@@ -23,6 +23,7 @@ from tango_jax.runtime.sealed import commit
 from tango_jax.tasks.prompt_lengths import make_over
 from tango_jax.tasks.self_text import (
     GATE,
+    LEAST_QUESTIONS,
     LOOKED_AT,
     SELF,
     Claim,
@@ -46,7 +47,6 @@ from tango_jax.text.prompts import solution_of
 from tango_jax.text.tokenizer import Tokenizer
 
 HELDOUT_SHARE = 10  # one kept row in ten is held out
-LEAST_QUESTIONS = 2  # one to imitate, and one for the held-out loss
 CLOSING_TAG = {"generator": "answer", "verifier": "final_verification"}
 ROUNDS = "rounds.json"
 UNTRAINED_VERIFIER = "the verifier starts untrained, and turns with the format reward may teach it"

@@ -16,6 +16,10 @@ SELF = "self"  # the value of task.stage_one, the keys' group, and the folder in
 GATE = 0.8  # share of samples by the plain prompt that are well formed, from which on turns teach the rest
 LOOKED_AT = 32  # such samples before and after a round: a share of .8 is then known to about .07
 
+LEAST_QUESTIONS = 2  # to imitate: one, and one for the held-out loss
+_TAG = re.compile(r"</?\w+>")
+_LAYOUT = re.compile(r"<think>( <step> </step>)+ </think> <answer> </answer>")
+
 # A computation and its result, as in `7 + 5 = 12`.
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 _COMPUTATION = re.compile(rf"(\(?{_NUMBER}(?:[ ()]*[-+*/][ (]*{_NUMBER}\)?)+) *= *({_NUMBER})(?![\d.,]*\d)")
@@ -43,15 +47,24 @@ def is_well_formed(text: str, min_steps: int) -> bool:
     return parsed.format_score == 1.0 and not any("<step>" in step for step in parsed.steps)
 
 
+def has_layout(text: str) -> bool:
+    """Whether its tags are those of the prompt, each closed: the format score asks for steps and an answer alone, and
+    `<thought>` or a missing `<think>` would be imitated."""
+    return _LAYOUT.fullmatch(" ".join(_TAG.findall(text))) is not None
+
+
 def keep_solutions(
     problems: Sequence[Problem], texts: Sequence[Sequence[tuple[str, bool]]], most: int, min_steps: int
 ) -> list[TaggedRow]:
-    """Of each problem's (text, is right) at most `most` different ones that are right and well formed."""
-    kept = []
-    for problem, own in zip(problems, texts, strict=True):
-        good = dict.fromkeys(text for text, is_right in own if is_right and is_well_formed(text, min_steps))
-        kept += [TaggedRow(problem, text, len(parse_solution(text).steps), "") for text in itertools.islice(good, most)]
-    return kept
+    """Of each problem's (text, is right) at most `most` different ones that are right and well formed; those with the
+    prompt's layout alone, where at least LEAST_QUESTIONS problems have some."""
+    good = [list(dict.fromkeys(text for text, is_right in own if is_right and is_well_formed(text, min_steps)))
+            for own in texts]
+    laid_out = [list(filter(has_layout, own)) for own in good]
+    questions = {problem.question for problem, own in zip(problems, laid_out, strict=True) if own}
+    chosen = laid_out if len(questions) >= LEAST_QUESTIONS else good
+    return [TaggedRow(problem, text, len(parse_solution(text).steps), "")
+            for problem, own in zip(problems, chosen, strict=True) for text in own[:most]]
 
 
 def choose_claims(

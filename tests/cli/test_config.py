@@ -110,6 +110,7 @@ def test_an_override_may_hold_an_equals_sign(small):
     ("rl.gamma=True", r"must be of type float"),
     ("generator.row_buckets=('a','b')", r"row_buckets=\('a','b'\) must be of type tuple"),
     ("task.sft_words=(1.5,2.5)", r"sft_words=\(1\.5,2\.5\) must be of type tuple"),
+    ("verifier.reward_weights=1", r"reward_weights=1 must be of type tuple, like its default \(\): write \(1,\)"),
     ("generator.use_chat=1", r"must be of type bool, like its default False"),
     ("generator.use_chat=no", r"must be of type bool, like its default False: write true or false"),
     ("generator.row_buckets={[]:1}", r"row_buckets=\{\[\]:1\} must be of type tuple"),

@@ -1,5 +1,6 @@
 """What a model's own samples give to imitate: right and well formed, different, balanced, with known mistakes."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -38,6 +39,19 @@ def test_only_right_and_well_formed_solutions_are_kept_each_once_and_few_of_a_pr
     assert [row.problem.id for row in kept] == ["0", "0", "1", "2", "2"]
     assert [row.solution for row in kept[:2]] == [solution(0, 1), solution(0, 1, "a ")]
     assert keep_solutions(PROBLEMS, texts, most=2, min_steps=3) == []  # fewer steps lose format score
+
+
+def test_solutions_in_the_prompts_layout_are_kept_alone_where_there_are_enough():
+    whole = [solution(number, number + 1) for number in range(3)]
+    others = [whole[0].replace("think>", "thought>"), whole[1].replace("<think>\n", ""),
+              whole[2].replace("</step>\n</think>", "</step>\n</step>")]
+    texts = [[(text, True)] for text in (*others, whole[0])]
+    problems = [*PROBLEMS[:3], dataclasses.replace(PROBLEMS[0], id="again")]
+    kept = keep_solutions(problems, texts, most=2, min_steps=2)
+    assert [row.solution for row in kept] == [*others, whole[0]]  # one question is not enough
+    texts[1].append((whole[1], True))
+    kept = keep_solutions(problems, texts, most=2, min_steps=2)
+    assert [row.solution for row in kept] == [whole[1], whole[0]]
 
 
 def test_a_sample_ends_with_its_last_tag():
