@@ -185,14 +185,15 @@ def parse_command_line(
         mistakes, workdir, config = Mistakes(), None, None
         run = vars(options).get("from")
         if run:
-            settings = local_path("--from", run) / "config.json"
+            source = local_path("--from", run).resolve()
+            settings = source / "config.json"
             require(settings.is_file(), f"--from={run} is not the folder of a run: {settings} is missing")
             options.config = options.config or str(settings)
         with mistakes.collected():
-            name = f"{Path(run).name}_fork" if run else Path(_split(options.config)[0]).stem
+            name = f"{source.name}_fork" if run else Path(_split(options.config)[0]).stem
             given = default_workdir.replace("NAME", name) if options.workdir is None else options.workdir
             workdir = folder_to_write("--workdir", given)
-            require(not run or workdir.resolve() != local_path("--from", run).resolve(),
+            require(not run or workdir.resolve() != source,
                     f"--workdir={given} is the run that --from names: a fork needs a folder of its own")
         config = _load_options(parser, options, overrides, mistakes)
         if run and config is not None:

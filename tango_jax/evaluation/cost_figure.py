@@ -1,4 +1,5 @@
-"""The figure of an evaluation with a verifier: accuracy of every rule over sampled tokens and over FLOPs."""
+"""The figure of an evaluation with a verifier: accuracy of the rules over sampled tokens and over FLOPs. The two rules
+by approved steps are in the tables alone."""
 
 from collections.abc import Mapping, Sequence
 

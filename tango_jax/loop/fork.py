@@ -41,8 +41,8 @@ def read_fork(
     config: ConfigDict, fork: Mapping[str, Any], abstract_states: States, fingerprints: dict[str, str]
 ) -> Restored:
     """The policies of the other run, with their moments, as the checkpoint of a run without turns. If the problems are
-    the same ones, they go on where it was. Other statistics go on if the arm is the same one as well. `fork`: as in
-    provenance.json."""
+    the same ones, they go on where it was. Other statistics go on if the arm is the same one as well, and the measured
+    accuracy of the verifier if it also judges as there. `fork`: as in provenance.json."""
     found = read_state(Path(config.fork_of).expanduser() / "checkpoints", abstract_states, only=fork["turn"])
     theirs = found.meta["source_fingerprint"]
     others = [name for name, now in fingerprints.items() if name.endswith(BASE) and theirs.get(name, now) != now]
@@ -51,5 +51,7 @@ def read_fork(
     memory, there = Memory(), Memory.restored(found.meta)
     if fork["is_task"] and theirs["problems"] == fingerprints["problems"]:
         memory = there.replace(turn=0) if fork["is_arm"] else Memory(cursors=there.cursors, passes=there.passes)
+    if not fork["is_judge"]:
+        memory = memory.replace(evidence=())
     begun = {"metrics_bytes": 0, "seconds": 0.0, "owes_evaluation": True}
     return found._replace(step=0, meta=memory.stored() | begun)

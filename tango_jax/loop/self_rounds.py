@@ -90,7 +90,8 @@ class Pupil(NamedTuple):
         return keep_verifications(self.parents, [[closed(one.text, tag) for one in own] for own in sampled], most)
 
     def well_formed(self, sampled: list[list[Sampled]], is_cut: bool) -> float:
-        """The share of samples with a full format. `is_cut`: what follows the last tag does not count."""
+        """The share of samples with a full format; of the first parents alone where `sampled` ends with them. `is_cut`:
+        up to the closing tag, whatever follows. Shares with and without the cut do not compare."""
         found = [self._is_well_formed(parent, one, is_cut)
                  for parent, own in zip(self.parents, sampled, strict=False) for one in own]
         return sum(found) / len(found)
@@ -107,7 +108,7 @@ class Pupil(NamedTuple):
 def learn(pupil: Pupil, console: Console, save_untrained_fn: Callable[[], None], workdir: Path) -> None:
     """Leaves the result of stage 1 in WORKDIR/sft/ROLE, or what an earlier run left there. All processes must call
     this. Raises ValueError: nothing of the generator's can be kept; and as `run_sft`."""
-    share, role = _plain_share(pupil, 0, lambda: None), pupil.role
+    share, role = pupil.well_formed(_looks(pupil, "plain_0", lambda: None), is_cut=False), pupil.role
     numbers, samples = pupil.config[SELF], len(pupil.parents) * pupil.config[SELF].samples
     seen = f"the {role}: {_percent(share)} of {_looked_at(pupil)} samples with the plain prompt are well formed"
     if share >= GATE:
@@ -125,10 +126,11 @@ def learn(pupil: Pupil, console: Console, save_untrained_fn: Callable[[], None],
         return
     shown = examples_of(role, read_examples(pupil.config), pupil.task.min_steps)
     with_shown = with_examples(pupil.policy, shown, numbers.samples)
+    looked = (2 * numbers.rounds - 1) * _looked_at(pupil)
     console.log(f"{seen}, less than {_percent(GATE)}: its stage 1 samples {numbers.samples} responses to each of "
                 f"{len(pupil.parents)} prompts with worked examples{TOLD[role]}, and imitates what is right and well "
                 f"formed, with the plain prompt, in {pupil.config[role].sft.steps} updates, for up to {numbers.rounds} "
-                f"rounds. That is at most {numbers.rounds * (samples + _looked_at(pupil))} samples of up to "
+                f"rounds. That is at most {numbers.rounds * samples + looked} samples of up to "
                 f"{pupil.config[role].max_response} tokens, and {numbers.rounds * pupil.config[role].sft.steps} "
                 "updates")
     result = _make_rounds(pupil, console, share, with_shown)
@@ -141,21 +143,21 @@ def learn(pupil: Pupil, console: Console, save_untrained_fn: Callable[[], None],
 def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked) -> int:
     """Returns the round whose weights are the result; 0: nothing of the verifier's can be kept."""
     rounds, result, before = [{"round": 0, "plain_share": share}], 0, 0
-    params_fn, shown_share = (lambda: None), 1.0
+    params_fn, shown_share = (lambda: None), None
     for number in range(1, pupil.config[SELF].rounds + 1):
-        shows = share < shown_share
+        shows = shown_share is None or _shows_again(pupil, console, number, params_fn, shown_share)
         asked = with_shown if shows else plainly(pupil.policy, TEMPERATURE)
         folder = pupil.home / f"round_{number}"
         sampled = pupil.sampler.sample(folder, asked, pupil.records, pupil.config[SELF].samples,
                                        lambda params_fn=params_fn: pupil.weights_fn(params_fn()))
         kept, formed = pupil.kept(sampled), pupil.well_formed(sampled, is_cut=True)
-        shown_share = formed if shows else shown_share
+        shown_share = pupil.well_formed(sampled[:LOOKED_AT], is_cut=True) if shows else shown_share
         count = sum(map(len, sampled))
         row = {"round": number, "prompt": "examples" if shows else "plain", "samples": count,
                "well_formed_share": formed, "kept": len(kept), "kept_share": len(kept) / count}
         said = (f"the {pupil.role}'s round {number}: of {count} samples with {'worked examples' * shows}"
-                f"{'the plain prompt' * (not shows)}, {_percent(formed)} are well formed and {len(kept)} are kept "
-                f"({_percent(len(kept) / count)})")
+                f"{'the plain prompt' * (not shows)}, {_percent(formed)} are {_up_to_tag(pupil)} and {len(kept)} "
+                f"are kept ({_percent(len(kept) / count)})")
         if number == 1 and len({one.problem.question for one in kept}) < LEAST_QUESTIONS:
             console.log(_too_few(pupil, sampled, said))
             rounds.append(row)
@@ -165,7 +167,7 @@ def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked
             rounds.append(row)
             break
         params_fn = functools.cache(functools.partial(_imitate, pupil, number, kept))
-        after = _plain_share(pupil, number, params_fn)
+        after = pupil.well_formed(_looks(pupil, f"plain_{number}", params_fn), is_cut=False)
         rounds.append(row | {"plain_share": after})
         console.log(f"{said}; after a stage 1 on these, {_percent(after)} of {_looked_at(pupil)} samples with the "
                     f"plain prompt are well formed (before: {_percent(share)})")
@@ -183,11 +185,29 @@ def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked
     return result
 
 
-def _plain_share(pupil: Pupil, number: int, params_fn: Callable[[], Any]) -> float:
-    records = pupil.records[: LOOKED_AT]
-    sampled = pupil.sampler.sample(pupil.home / f"plain_{number}", plainly(pupil.policy), records, 1,
-                                   lambda: pupil.weights_fn(params_fn()))
-    return pupil.well_formed(sampled, is_cut=False)
+def _shows_again(
+    pupil: Pupil, console: Console, number: int, params_fn: Callable[[], Any], shown_share: float
+) -> bool:
+    """Whether fewer samples with the plain prompt would be of use to a round than of those with worked examples, by
+    samples as a round takes them: of the same parents, at its temperature and up to the closing tag."""
+    tried = pupil.well_formed(_looks(pupil, f"tried_{number}", params_fn, TEMPERATURE), is_cut=True)
+    shows = tried < shown_share
+    console.log(f"the {pupil.role}'s round {number} samples with {'worked examples' if shows else 'the plain prompt'}: "
+                f"{_percent(tried)} of {_looked_at(pupil)} samples with the plain prompt at temperature {TEMPERATURE} "
+                f"are {_up_to_tag(pupil)}, and {_percent(shown_share)} of those with examples to the same prompts")
+    return shows
+
+
+def _looks(
+    pupil: Pupil, name: str, params_fn: Callable[[], Any], temperature: float | None = None
+) -> list[list[Sampled]]:
+    """Samples with the plain prompt, by default at the temperature of the turns."""
+    return pupil.sampler.sample(pupil.home / name, plainly(pupil.policy, temperature), pupil.records[: LOOKED_AT], 1,
+                                lambda: pupil.weights_fn(params_fn()))
+
+
+def _up_to_tag(pupil: Pupil) -> str:
+    return f"well formed up to </{CLOSING_TAG[pupil.role]}>"
 
 
 def _imitate(pupil: Pupil, number: int, kept: list[TaggedRow]) -> Any:

@@ -3,8 +3,10 @@
 A round samples solutions to training problems, keeps those that the grader accepts and whose format is full, and
 imitates them with the plain prompt, from the weights that the role starts with: STaR (Zelikman et al., arXiv
 2203.14465) with several samples of a problem, as rejection sampling in RFT (Yuan et al., arXiv 2308.01825). The first
-round's prompt shows worked examples. A later round samples with the plain prompt, once more of the plain samples are
-well formed than of those with examples in the last round that showed them.
+round's prompt shows worked examples. So does a later one's while of LOOKED_AT plain samples fewer are well formed than
+of the samples with examples to the same prompts, in the last round that showed them. Both are sampled at the rounds'
+temperature and read up to the closing tag. Only the share that the gate looks at is of whole samples at the turns'
+temperature; the two are not compared.
 
 The verifier learns likewise from its own judgements of the generator's solutions. Those are kept whose verdict agrees
 with the grade, as many of right as of wrong solutions. Into a part of the right ones a wrong number is put, and a

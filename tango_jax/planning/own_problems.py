@@ -234,13 +234,14 @@ def set_turns(settings: OpenSettings, scale: Scale, training: int, heldout: int)
 def set_stage_one(
     settings: OpenSettings, scale: Scale, models: dict[str, ModelConfig], training: int
 ) -> list[str]:
-    """A stage 1 of own samples, which a role that follows its prompt leaves out (loop/self_stage_one.py). None where
-    the keys in `given` say what stage 1 is, or a role goes on from another run. Returns a line that says so."""
+    """A stage 1 of own samples, which a role that follows its prompt leaves out (loop/self_stage_one.py). None where a
+    role goes on from another run, or the keys in `given` say what stage 1 is; `task.examples` says that it is this one.
+    Returns a line that says so."""
     config, arm = settings.config, arm_or_none(settings.config)
     goes_on = config.fork_of or any(config[role].init_from or kind_of(config[role].checkpoint) == "workdir"
                                     for role in ROLES)
     has_own = any(key.startswith(tuple(f"{role}.sft." for role in ROLES)) for key in settings.given)
-    if not goes_on and not has_own:
+    if not goes_on and (config.task.examples or not has_own):
         settings.put("task.stage_one", SELF)
     if config.task.stage_one != SELF:
         return []

@@ -73,7 +73,7 @@ class Checkpointer:
             raise ValueError(f"keep={keep} would leave no checkpoint; set it to 1 or more")
         if "://" in str(directory):
             raise ValueError(f"checkpoint directory {directory} is a bucket address: mount it and give the path")
-        self._directory = Path(directory).absolute()
+        self._directory = Path(directory).resolve()  # the tensor store refuses `..`
         self._keep = keep
         self._name = f"tango_jax_checkpoints_{next(_numbers)}"  # among all that processes tell each other
         self._orbax = _make_orbax(self._name)
@@ -310,7 +310,7 @@ def read_state(
 ) -> Restored:
     """The newest intact step, or else CheckpointError. `part`, e.g. ("generator", "params"): the branch to read.
     `only`: the step to read."""
-    directory = Path(directory).absolute()
+    directory = Path(directory).resolve()
     return _load(_make_orbax(), directory, _existing_step(directory, only=only), abstract_state, part)
 
 
@@ -319,7 +319,7 @@ def open_state(
 ) -> Restored:
     """As `read_state`, but the arrays are `Unread`: each is read alone. Files without arrays of `part` are not
     verified."""
-    directory = Path(directory).absolute()
+    directory = Path(directory).resolve()
     path = directory / str(step := _existing_step(directory, part, only))
     record = _read_record(_make_orbax(), path)
     prefix = _saved_arrays(path, record, abstract_state, part)
@@ -343,7 +343,7 @@ def peek_meta(
 
     Raises CheckpointError if no step has an intact record, or one lacks the arrays of `abstract_state`.
     """
-    directory = Path(directory).absolute()
+    directory = Path(directory).resolve()
     step = _choose_step(directory, below="record")
     if step == NO_STEP:
         return None

@@ -43,4 +43,5 @@ def files_with(step_folder: Path, prefix: str) -> set[str] | None:
 
 
 def _base(step_folder: Path) -> dict:
-    return {"driver": "file", "path": f"{step_folder / STATE}/"}
+    # The tensor store refuses a path with `..`.
+    return {"driver": "file", "path": f"{step_folder.resolve() / STATE}/"}

@@ -4,8 +4,8 @@
                   "files": {key: sha256}, "weights": {key: digest}],
      "files": {key: {"path", "sha256", "copy"}} of the last start, with the copies in WORKDIR/user_files,
      "arm": the record of the arm (method/own_arm.py),
-     "fork": of a fork, {"run": the other run's workdir, "turn", "digest": of its checkpoint, "is_task" and "is_arm":
-             whether that run had this task and this arm},
+     "fork": of a fork, {"run": the other run's workdir, "turn", "digest": of its checkpoint, "is_task", "is_arm" and
+             "is_judge": whether that run had this task and this arm, and its verifier judged as here},
      "earlier": {key: digest} of the files of a method that was given up for the one of now}
 """
 
@@ -43,6 +43,10 @@ COPIES = "user_files"  # folder in the workdir
 FUNCTIONS = ("arm", "task.name", "task.grader", *(f"{role}.{name}" for role in ROLES
                                                   for name in ("rewards", "loss.algorithm", "loss.term")))
 TEMPLATES = tuple(f"{role}.template" for role in ROLES)
+# Of what the verifier reads and how it answers; rl.step_reward takes other rewards from the same judgements.
+JUDGING = (*(f"verifier.{name}" for name in ("template", "use_chat", "stop_at_first_error", "max_prompt",
+                                             "max_response", "temperature", "top_p", "top_k")),
+           "rl.verifications_per_solution")
 _TOLD = ("tango_jax", "commit", "dirty", "source", "python", *LIBRARIES, "platform", "devices", "processes", "cpu")
 _RESTORE = "restore it; if you delete it, nobody can tell what made the run, and changes go unnoticed"
 
@@ -179,10 +183,11 @@ def _fork(config: ConfigDict, workdir: Path, files: Mapping[str, Source]) -> dic
 
 def _subject(config: ConfigDict, files: Mapping[str, str]) -> dict[str, Any]:
     """What the statistics of a run are about."""
-    settings = {key: without_folder(value) for key, value in flatten(config).items()
-                if key.startswith("task.") and changes_results(key)}
-    return {"is_task": (settings, {key: digest for key, digest in files.items() if key.startswith("task.")}),
-            "is_arm": (arm_name(config.arm), {key: digest for key, digest in files.items() if is_of_arm(key)})}
+    settings = {key: without_folder(value) for key, value in flatten(config).items()}
+    task = {key: value for key, value in settings.items() if key.startswith("task.") and changes_results(key)}
+    return {"is_task": (task, {key: digest for key, digest in files.items() if key.startswith("task.")}),
+            "is_arm": (arm_name(config.arm), {key: digest for key, digest in files.items() if is_of_arm(key)}),
+            "is_judge": ([settings[key] for key in JUDGING], files.get("verifier.template"))}
 
 
 def read_provenance(workdir: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ TURN = "turn (both roles)"  # label of the x axis
 PHASES = ("sample", "verify", "grade", "update", "dump", "evaluate")  # in the order of a turn
 LOOKS = ((VERMILION, ""), (BLUE, "/"), (PURPLE, "x"), (GREEN, "\\"), (GREY, "-"), (ORANGE, "."), (SKY, "+"))
 OF_MARKS = "Of a verifier that does not write: of the two words of a mark."  # what its entropy and KL are
+FIRST_TRIES = "Second tries count only where no first ones are trained on."
 NESTED = ("reshard", "turn", "grade_beside")  # their times are parts of other phases, or ran beside them
 
 
@@ -52,7 +53,7 @@ def training(run: Run) -> list[dict]:
                   "95 % interval, and of the solutions sampled in a turn.", accuracy + reward, TURN,
                   score=True, **warmup),
             panel("Own rewards", "Means of the functions that generator.rewards and verifier.rewards name, without "
-                  "their weights.", own, TURN, **warmup),
+                  f"their weights. {FIRST_TRIES}", own, TURN, **warmup),
             panel("Second tries", "Shares of the solutions of a turn.", tried, TURN, score=True, **warmup),
             panel("Trust in the verifier", "The factor that trust puts on step rewards, and the share of the "
                   "solutions trained on that the verifier judges.", believed, TURN, score=True, **warmup),

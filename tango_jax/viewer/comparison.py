@@ -22,7 +22,7 @@ from tango_jax.tracking.evaluations import adapters_are_trained, short_adapter
 from tango_jax.tracking.known_arms import known_names, record_of
 from tango_jax.tracking.provenance import method_digests, weights_digest
 from tango_jax.tracking.run_config import ANY_PLACE, changes_results
-from tango_jax.viewer.charts import OF_MARKS, own_rewards_in
+from tango_jax.viewer.charts import FIRST_TRIES, OF_MARKS, own_rewards_in
 from tango_jax.viewer.panels import band, line, panel, with_content
 from tango_jax.viewer.runs import Run
 from tango_jax.weights.workdir import BASE
@@ -32,7 +32,9 @@ MAX_SHOWN = 3  # settings in a label; the table names all
 COLOURS = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, SKY, GREY)
 DASHES = ("-", "--", "-.", ":")
 MAX_POINTS = 150  # of a curve that has one for every turn
-TABLE = {title.partition(": ")[2]: name for title, name in SCORES.items()}  # column -> score
+STEP_F1, FIRST_ERROR_F1 = "verifier/pool/step_f1", "verifier/pool/first_error_f1"
+SOME_STOP = ("Some of these verifiers stop at the first error (verifier.stop_at_first_error): the first-error F1 takes "
+             "the place of the step F1, which counts the steps that these leave out as missed.")
 OVER_SEEDS = "Mean over seeds; the band spans the lowest to the highest seed."
 GENERATOR, VERIFIER = {"generator"}, {"warmup", "verifier"}  # phases in which a role is updated
 OVERLAYS = (
@@ -257,8 +259,9 @@ def comparison(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict:
     """{"scores": panels over evaluations, "turns": panels over turns, "table": the last evaluation of every line}."""
     scores, turns = [], []
     over_seeds_caption = OVER_SEEDS if _have_seeds(lines) else "One seed of each."
-    for title, name in SCORES.items():
-        caption = f"{over_seeds_caption} Greedy. Negative steps are the warm-up."
+    for title, name in _scores(lines).items():
+        some_stop = f" {SOME_STOP}" * (name == FIRST_ERROR_F1)
+        caption = f"{over_seeds_caption} Greedy. Negative steps are the warm-up.{some_stop}"
         traces = _traces(lines, lambda runs, name=name: curves.over_seeds([run.rows for run in runs], name), line)
         scores.append(panel(title, caption, traces, "generator step", score=True))
     for title, caption, name, phases, is_share in (*OVERLAYS, *_own_rewards(lines)):
@@ -270,22 +273,32 @@ def comparison(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict:
     return {"scores": with_content(scores), "turns": with_content(turns), "table": table(lines, as_seed)}
 
 
+def _scores(lines: Sequence[Line]) -> dict[str, str]:
+    """SCORES, in which step F1 gives way to first-error F1 where some of the verifiers that have it stop there."""
+    measured = [run for item in lines for run in item.runs if any(row.get(STEP_F1) is not None for row in run.rows)]
+    if len({bool(run.settings.get("verifier.stop_at_first_error")) for run in measured}) < 2:
+        return SCORES
+    return {title.replace("step F1", "first-error F1"): FIRST_ERROR_F1 if name == STEP_F1 else name
+            for title, name in SCORES.items()}
+
+
 def _own_rewards(lines: Sequence[Line]) -> list[tuple[str, str, str, Collection[str], bool]]:
     """As OVERLAYS: one for each function."""
     names = own_rewards_in(row for item in lines for run in item.runs for row in run.rows)
-    return [(f"{role.capitalize()}: own reward {name}", f"Mean of the function that {role}.rewards names.", metric,
+    return [(f"{role.capitalize()}: own reward {name}",
+             f"Mean of the function that {role}.rewards names. {FIRST_TRIES}", metric,
              GENERATOR if role == "generator" else VERIFIER, False) for metric, (role, name) in names.items()]
 
 
 def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
-    rows = []
+    rows, scores = [], {title.partition(": ")[2]: name for title, name in _scores(lines).items()}  # column -> score
     for item in lines:
         last = _last_common(item.runs)
-        found = {column: [row[name] for row in last if row.get(name) is not None] for column, name in TABLE.items()}
+        found = {column: [row[name] for row in last if row.get(name) is not None] for column, name in scores.items()}
         seeds = ", ".join(_seed(run, ("seed", *as_seed)) for run in item.runs)
         at = str(last[0].get("generator_step", "")) if last else ""
         rows.append((item.label, seeds, at, {column: _shown(values) for column, values in found.items()}))
-    columns = [column for column in TABLE if any(shown[column] for *_, shown in rows)]
+    columns = [column for column in scores if any(shown[column] for *_, shown in rows)]
     if not columns:
         return None
     differing = list(lines[0].settings)
@@ -295,6 +308,7 @@ def table(lines: Sequence[Line], as_seed: Collection[str] = ()) -> dict | None:
             for (*facts, shown), item in zip(rows, lines, strict=True)]
     means = ": mean over seeds, with each seed in brackets" if _have_seeds(lines) else ""
     caption = f"Last evaluation that all runs of a row have, greedy{means}; and the settings that differ."
+    caption += f" {SOME_STOP}" * (FIRST_ERROR_F1 in map(scores.get, columns))
     if len({at for _, _, at, _ in rows if at}) > 1:
         caption += " The rows end at different generator steps: compare the curves where they overlap, not the rows."
     return {"caption": caption, "head": head, "rows": body}

@@ -55,8 +55,9 @@ def own_samples(workdir: Path) -> list[str]:
         stored = read_json_object(path, "leave this run out, or restore the file")
         first, *rounds = stored["rounds"]
         told = "".join(
-            f"; round {row['round']}: {row['samples']} samples, {row['well_formed_share']:.0%} well formed and "
-            f"{row['kept_share']:.0%} kept" + (f", then {row['plain_share']:.0%}" if "plain_share" in row else "")
+            f"; round {row['round']}: {row['samples']} samples, {row['well_formed_share']:.0%} well formed up "
+            f"to the closing tag and {row['kept_share']:.0%} kept"
+            + (f"; after it, {row['plain_share']:.0%} of the whole plain ones" if "plain_share" in row else "")
             for row in rounds)
         start = f"starts from round {stored['result']}" if stored["result"] else "starts untrained"
         result = f"; it {start}" if rounds else "; it has no stage 1"

@@ -18,7 +18,9 @@ from support.paths import ROOT
 from support.small_hub import TOKEN
 from support.tiny_checkpoints import save_run, save_step, tiny_params, write_tiny_folder, write_tiny_gguf
 from tango_jax import export
+from tango_jax.cli.command_line import parse_command_line
 from tango_jax.config import default_config
+from tango_jax.loop.init_from import check_init_from
 from tango_jax.method.own_arm import stored_arm
 from tango_jax.models.lora import init_adapters
 from tango_jax.models.transformer import init_params
@@ -39,7 +41,7 @@ from tango_jax.tracking.metrics import MetricsWriter
 from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.prompting import NO_EXAMPLE, Prompting, read_prompting
 from tango_jax.weights.source import open_source
-from tango_jax.weights.workdir import open_workdir, prompting_of, start_source
+from tango_jax.weights.workdir import open_checkpoint, open_workdir, prompting_of, start_source
 
 TEXT = "Two words: <step>3 + 4</step> \u6570"
 
@@ -82,6 +84,27 @@ def test_a_trained_policy_comes_back_bit_by_bit(start, folder, gguf, tmp_path, c
     stop_ids = list(exported.tokenizer.stop_ids)  # one as a number, as published checkpoints have it
     for name in ("generation_config.json", "config.json"):
         assert json.loads((out / name).read_text())["eos_token_id"] == (stop_ids if start == "gguf" else stop_ids[0])
+
+
+@pytest.mark.parametrize("name", ["../runs/mine", "~/runs/mine", "../link"])
+def test_a_run_may_be_named_from_elsewhere(folder, tmp_path, monkeypatch, name):
+    """By its folder's name to `export`, and as a checkpoint or the start of a fork to others."""
+    config = default_config()
+    config.verifier.checkpoint = config.generator.checkpoint = str(folder)
+    params = save_run(tmp_path / "runs/mine", config, step=3)
+    save_run(tmp_path / "runs/mine", config, step=5, stage_one=True, meta={"heldout_loss": 0.1})
+    (tmp_path / "link").symlink_to("runs/mine")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert export.main([f"--workdir={name}", "--out=out"]) == 0
+    assert "These are the weights after turn 3." in Path("out/README.md").read_text()
+    for opened in (open_source("out"), open_checkpoint(name, "verifier")):
+        assert_equal_trees(opened.load_params(), params)
+    config.generator.init_from, config.generator.sft.steps = name, 5
+    check_init_from(config)
+    made, workdir = parse_command_line("train", "doc", [f"--from={name}"], "runs/NAME")
+    assert (made.fork_of, workdir) == (name, Path("runs/mine_fork"))
 
 
 def test_the_card_shows_what_was_measured_of_these_weights(folder, tmp_path):

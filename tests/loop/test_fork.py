@@ -34,7 +34,7 @@ from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.tracking.run_config import save_config
 
 SILENT = Console(enabled=False)
-SAME = {"is_task": True, "is_arm": True}  # of the run that is forked
+SAME = {"is_task": True, "is_arm": True, "is_judge": True}  # of the run that is forked
 SETTINGS = [f"{role}.{setting}" for role in ROLES for setting in (
     "mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()", "max_response=48", "model.num_layers=1", "sft.steps=2")]
 SETTINGS += ["eval.pool=2", "eval.problems=2", "rollouts.every=1", "rl.warmup_steps=1", "rl.generator_steps=2"]
@@ -172,7 +172,10 @@ def test_statistics_of_other_problems_or_another_arm_stay_behind(config, policie
     for name, path in arms.items():
         path.parent.mkdir()
         path.write_text(f"from tango_jax.method.arms import ARMS\nmine = ARMS['tango']  # {name}\n")
-    config = load_config(str(CONFIGS / "tiny.py"), [*SETTINGS, f"arm={arms['a']}:mine"])
+    template = tmp_path / "judge.txt"
+    template.write_text("{problem} {solution} {num_steps}")
+    own = [*SETTINGS, f"arm={arms['a']}:mine", f"verifier.template={template}"]
+    config = load_config(str(CONFIGS / "tiny.py"), own)
     begin(config, tmp_path / "run", SILENT).keep(tmp_path / "run")
     save_config(config, tmp_path / "run/config.json")
     stage_one = {role: policies[role].init(np.zeros(2, np.uint32)).params for role in ROLES}
@@ -183,15 +186,22 @@ def test_statistics_of_other_problems_or_another_arm_stay_behind(config, policie
         save(checkpointer, dataclasses.replace(start, memory=memory), policies)
 
     def kept(*overrides: str, problems: str = "") -> Memory:
-        fork = load_config(str(CONFIGS / "tiny.py"), [*SETTINGS, f"arm={arms['a']}:mine", *overrides])
+        fork = load_config(str(CONFIGS / "tiny.py"), [*own, *overrides])
         fork.fork_of = str(tmp_path / "run")
         facts = begin(fork, tmp_path / "fork", SILENT).fork
         return Memory.restored(read_fork(fork, facts, abstract_states(policies), now | {"problems": problems}).meta)
 
     place = Memory(cursors=memory.cursors, passes=memory.passes)
     assert kept() == kept("generator.optimizer.lr=1e-5", "seed=3") == memory.replace(turn=0)
+    unmeasured = memory.replace(turn=0, evidence=())
+    assert kept("verifier.template=plain") == kept("verifier.temperature=0.5") == unmeasured
+    assert kept("verifier.template=math_first_error", "verifier.stop_at_first_error=true") == unmeasured
+    # The same marks are written, whatever they are rewarded by.
+    assert kept("rl.step_reward=probability") == kept("generator.temperature=0.5") == memory.replace(turn=0)
     assert kept("arm=grpo") == kept(f"arm={arms['b']}:mine") == place
     assert kept(problems="others") == kept("task.rl_words=(3,3)") == kept("task.data_seed=9") == Memory()
+    template.write_text("Be strict. {problem} {solution} {num_steps}")
+    assert kept() == unmeasured
 
 
 @pytest.mark.parametrize("overrides, message", [

@@ -154,6 +154,31 @@ def test_rounds_sample_keep_and_imitate_until_the_gate(config, policies, taught,
     assert all(tree_fingerprint(again[role]) == tree_fingerprint(weights[role]) for role in ROLES)
 
 
+class Cool(Script):
+    """At the temperature of the rounds, all responses to the plain prompt are well formed, and go on."""
+
+    def respond(self, context, states, role, parents, group_size, key_data, prompt):
+        found = super().respond(context, states, role, parents, group_size, key_data, prompt)
+        if prompt is OWN[role] and context.policies[role].config.temperature == self_sampling.TEMPERATURE:
+            made = [Response(True, True, letter, "\n\nProblem:\nWhat") for letter in "abcd"[:group_size]]
+            found.records = [response(context, parent, one) for parent in parents for one in made]
+        return found
+
+
+def test_a_round_shows_examples_by_samples_as_rounds_take_them(config, policies, tmp_path, monkeypatch, capsys):
+    """Not by those of the gate, which are whole and of the turns' temperature."""
+    config.verifier.sft.steps = 0
+    script = Cool({"generator": [0.0, 0.5, 1.0]})
+    stage_one(config, tmp_path, script, monkeypatch, Console(interval_s=0), policies)
+    _, rounds = rounds_of(tmp_path, "generator")
+    assert [row.get("prompt") for row in rounds] == [None, "examples", "plain"]
+    assert [row["plain_share"] for row in rounds] == [0.0, 0.6, 1.0]
+    assert ("round 2 samples with the plain prompt: 100 % of 10 samples with the plain prompt at temperature 0.7 are "
+            "well formed up to </answer>, and 75 % of those with examples") in capsys.readouterr().out
+    # The look of the gate, and of a later round.
+    assert [call[2] for call in script.calls if call[1] == OWN["generator"].name] == [10, 10, 10, 40, 10]
+
+
 def test_the_verifier_learns_from_as_many_right_as_wrong_solutions_and_from_damaged_steps(taught):
     rows = kept_of(taught[0], "verifier", 1)
     is_right = ["{CORRECT}</final" in row.verification for row in rows]
@@ -234,8 +259,9 @@ def test_rounds_end_when_no_more_are_kept(folder, problems, policies, tmp_path, 
 
 
 @pytest.mark.parametrize("script, message", [
-    (Script(SHARES, right=0), "the generator's round 1: of 40 samples with worked examples, 75 % are well formed and 0 "
-     "are kept .0 %.; 0 have a right answer: too few to imitate; a larger model, easier problems or a file of tagged"),
+    (Script(SHARES, right=0), "the generator's round 1: of 40 samples with worked examples, 75 % are well formed up to "
+     "</answer> and 0 are kept .0 %.; 0 have a right answer: too few to imitate; a larger model, easier problems or a "
+     "file of tagged"),
     (Script({"generator": [1.0]}), "of 40 samples of the generator, none are well formed and fit the verifier's"),
 ])
 def test_where_even_worked_examples_give_nothing_one_line_says_what_helps(
@@ -250,8 +276,8 @@ def test_where_even_worked_examples_give_nothing_one_line_says_what_helps(
 
 @pytest.mark.parametrize("script, message, rounds", [
     (Script(SHARES, is_verdict_right=lambda number: False), "the verifier's round 1: of 40 samples with worked examples"
-     ", 75 % are well formed and 0 are kept (0 %): 0 of 20 judgements of right solutions and 0 of 20 judgements of "
-     "wrong solutions are well formed and agree with what is known", 2),
+     ", 75 % are well formed up to </final_verification> and 0 are kept (0 %): 0 of 20 judgements of right solutions "
+     "and 0 of 20 judgements of wrong solutions are well formed and agree with what is known", 2),
     (Script(SHARES, right=1), "of 4 samples of the generator to each problem, all that are well formed and fit "
      "the verifier's prompt are right", 1),
 ])
@@ -372,7 +398,7 @@ def test_a_run_stopped_anywhere_ends_as_if_nothing_had_happened(
     assert not (workdir / "summary.json").exists()
     sampled = len(script.calls)
     run.run_or_resume(config, workdir, SILENT, policies)
-    # 3 looks of 10 problems in parts of 4 and 2 rounds; the verifier: solutions, 2 looks and a round.
+    # 4 looks of 10 problems in parts of 4 and 2 rounds; the verifier: solutions, 2 looks and a round.
     assert len(script.calls) == sum(len(list(workdir.glob(f"self/{role}/*/part_*.jsonl"))) for role in ROLES)
     assert place == "a turn" or sampled < len(script.calls)
     assert contents(workdir) == contents(whole)

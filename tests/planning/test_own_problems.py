@@ -25,6 +25,8 @@ from tango_jax.planning.own_problems import fit
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.checks import SettingsError
 from tango_jax.tasks.registry import make_task
+from tango_jax.tasks.self_text import as_fields
+from tango_jax.tasks.worked_examples import read_examples
 from tango_jax.weights.presets import preset_model
 from tango_jax.weights.source import NUMERICS, fields_of
 from tango_jax.weights.workdir import start_source
@@ -384,6 +386,8 @@ def test_a_reward_model_may_be_the_fixed_verifier(folder, tmp_path):
     (["task.stage_one="], "", (0, 0)),
     (["task.stage_one=self", "verifier.sft.steps=8"], "self", (32, 8)),
     (["generator.sft.batch_size=4"], "", (0, 0)),  # who sets up a stage 1 says what it imitates
+    (["generator.sft.batch_size=4", "task.examples=EXAMPLES"], "self", (32, 32)),  # which nothing else reads
+    (["generator.checkpoint=RUN", "verifier.checkpoint=RUN"], "", (0, 0)),
     (["arm=grpo"], "self", (32, 0)),
     (["arm=scored"], "self", (32, 0)),
     (["generator.init_from=RUN", "verifier.init_from=RUN"], "", (0, 0)),
@@ -392,7 +396,13 @@ def test_a_stage_one_of_own_samples_is_asked_for_unless_settings_say_otherwise(
     folder, tmp_path, overrides, stage_one, steps
 ):
     problems = write_problems(tmp_path / "problems.jsonl", 40)
-    config = own(folder, problems, *(one.replace("RUN", str(tmp_path)) for one in overrides))
+    started = default_config()
+    started.generator.checkpoint = started.verifier.checkpoint = str(folder)
+    save_run(tmp_path / "run", started)
+    rows = [as_fields(row) for row in read_examples(started)]
+    (tmp_path / "examples.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    places = {"RUN": str(tmp_path / "run"), "EXAMPLES": str(tmp_path / "examples.jsonl")}
+    config = own(folder, problems, *(re.sub("RUN|EXAMPLES", lambda found: places[found[0]], one) for one in overrides))
     assert config.task.stage_one == stage_one
     assert tuple(config[role].sft.steps for role in ROLES) == steps
     assert ("stage 1: the run first looks at" in config.notes) == (stage_one == "self")

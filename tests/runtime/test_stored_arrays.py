@@ -1,5 +1,7 @@
 """One branch of a checkpoint, array by array: what is opened, what is verified, and what damage does."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -47,6 +49,22 @@ def flip_a_byte(path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["sub/../run", "link", "link/../../run"])
+def test_a_directory_may_be_named_by_a_link_or_with_dots(tmp_path, monkeypatch, name):
+    (tmp_path / "sub/run").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("sub/run")
+    monkeypatch.chdir(tmp_path)
+    named, state = Path(name), make_state(1)
+    with Checkpointer(named) as checkpointer:
+        checkpointer.save(1, state, {})
+    with Checkpointer(named) as checkpointer:
+        assert tree_fingerprint(checkpointer.restore(abstract(state)).state) == tree_fingerprint(state)
+    assert tree_fingerprint(read_state(named, abstract(state)).state) == tree_fingerprint(state)
+    found = open_state(named, abstract(state["verifier"]["params"]), PART)
+    assert tree_fingerprint(load_all(found.state)) == tree_fingerprint(state["verifier"]["params"])
+    assert checkpoint.peek_meta(named).step == sealed.newest_verified(named, part=PART) == 1
 
 
 def test_nothing_else_is_opened_or_verified(directory, monkeypatch):

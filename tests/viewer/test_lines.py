@@ -67,6 +67,29 @@ def test_a_verifier_that_does_not_write_has_no_length():
     assert "Response length" not in single and "verifier that does not write" in single["Entropy"]["caption"]
 
 
+@pytest.mark.parametrize("stops, shown", [
+    ((False, False), {"step F1": ["0.800", "0.500"]}), ((True, True), {"step F1": ["0.800", "0.500"]}),
+    ((False, True), {"first-error F1": ["0.600", "0.700"]})])
+def test_step_f1_is_compared_among_verifiers_that_judge_as_many_steps(stops, shown):
+    """One that stops at the first error leaves out steps, which count as missed. A run without the score says nothing.
+    """
+    runs = [run_of(f"run {number}", rl__gamma=float(number), verifier__stop_at_first_error=stop)
+            for number, stop in enumerate(stops)]
+    for run, step_f1, first_error_f1 in zip(runs, (0.8, 0.5), (0.6, 0.7), strict=True):
+        for row in run.rows[:2]:
+            row.update({"verifier/pool/step_f1": step_f1, "verifier/pool/first_error_f1": first_error_f1})
+    lines = lines_of([*runs, run_of("unscored", rl__gamma=9.0, verifier__stop_at_first_error=not stops[0])])
+    table, panels = comparison.table(lines), comparison.comparison(lines)["scores"]
+    for name, values in shown.items():
+        assert set(table["head"]) & {"step F1", "first-error F1"} == {name}
+        assert [row[table["head"].index(name)] for row in table["rows"]] == [*values, ""]
+        panel = next(panel for panel in panels if panel["title"].endswith("F1"))
+        assert panel["title"] == f"Verifier: {name}"
+        assert {trace["y"][-1] for trace in panel["traces"]} == set(map(float, values))
+        for said in (table, panel):
+            assert ("verifier.stop_at_first_error" in said["caption"]) == (len(set(stops)) > 1)
+
+
 def test_each_own_reward_has_a_curve():
     runs = [run_of("a"), run_of("b", arm="grpo")]
     for run, names in zip(runs, (("brevity", "care"), ("brevity",)), strict=True):
