@@ -79,7 +79,7 @@ def test_costs_by_hand(rows):
     # Read: 7, 7 and 9 tokens with 1, 1 and 3 marks.
     assert found.scored == pytest.approx((0, (23 * TOKEN + (28 + 28 + 45) * PAIR + 5 * HEAD) / 4))
     alone = costs_of(CostBasis({0: 3, 1: 2}, MODEL, None), rows[0], {})
-    assert alone == (found.prompt, found.sample, None, None, 4)
+    assert alone == (found.prompt, found.sample, None, None, 4, 2)
 
 
 def test_a_reward_model_has_classes_for_all_that_it_reads(rows):
