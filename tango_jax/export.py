@@ -23,7 +23,7 @@ from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_options
 from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.data.problem_sets import resolve
-from tango_jax.data.rows import hub_repo
+from tango_jax.data.rows import hub_repo, short_name
 from tango_jax.loop.init_from import UNTRAINED, sft_directory
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
@@ -178,7 +178,7 @@ def _problems(settings: Mapping[str, Any]) -> tuple[str, str]:
     if settings["task.name"] != "math":
         return f"of the task {Path(settings['task.name']).name}", ""
     source = str(resolve(settings["task.train"])[0])
-    return _shown(source), source
+    return short_name(source), source
 
 
 def _imitated(workdir: str, problems: str) -> tuple[str, list[str]]:
@@ -194,12 +194,7 @@ def _imitated(workdir: str, problems: str) -> tuple[str, list[str]]:
         return ("their worked answers" if own == problems else f"the worked answers of {own}"), [source]
     if stage_one == SELF:
         return "the model's own samples that are right", []
-    return _shown(stage_one), [stage_one]
-
-
-def _shown(source: str) -> str:
-    """Without the machine's folders."""
-    return source if hub_repo(source) else Path(source).name
+    return short_name(stage_one), [stage_one]
 
 
 def promptings_of(workdir: Path, role: str, settings: ConfigDict, is_best: bool) -> list[Prompting]:

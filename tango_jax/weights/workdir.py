@@ -11,6 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, default_config, flatten, read_settings
+from tango_jax.data.rows import short_name
 from tango_jax.models.lora import LORA_A, LORA_B, freeze, init_adapters, merge
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import with_base
@@ -255,7 +256,7 @@ def what_chose(workdir: Path, config: ConfigDict, is_best: bool = False) -> str:
         how = f"checkpoint.patience={kept.patience}"
     problems = f"the task {Path(task.name).name}"
     if task.name == "math":
-        problems = Path(task.test).name if task.test else f"the problems set aside from {Path(task.train).name}"
+        problems = short_name(task.test) if task.test else f"the problems set aside from {short_name(task.train)}"
     return f"{kept.keep_best} on {problems} ({how})"
 
 

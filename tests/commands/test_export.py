@@ -441,7 +441,7 @@ def test_the_card_tells_of_the_stage_one_of_another_run(other, problems, dataset
 
 
 @pytest.mark.parametrize("is_best, patience, best, said", [
-    (True, 0, (0.5, 6, 1), "generator/accuracy on the problems set aside from sums.jsonl (checkpoint.keep_best)"),
+    (True, 0, (0.5, 6, 1), "generator/accuracy on hub:me/sums/test (checkpoint.keep_best)"),
     (False, 2, (0.5, 2, 2), "generator/accuracy on the problems set aside from sums.jsonl (checkpoint.patience=2)"),
     (False, 2, (0.5, 2, 1), ""), (False, 0, (0.5, 2, 9), ""), (False, 2, None, ""),
 ])
@@ -449,7 +449,7 @@ def test_an_export_says_what_chose_its_weights(is_best, patience, best, said, fo
     config = default_config()
     config.generator.checkpoint = config.verifier.checkpoint = str(folder)
     config.checkpoint.keep_best, config.checkpoint.patience = "generator/accuracy", patience
-    config.task.name, config.task.train = "math", "/a/sums.jsonl"
+    config.task.name, config.task.train, config.task.test = "math", "/a/sums.jsonl", "hub:me/sums/test" * is_best
     save_run(tmp_path / "run", config, step=6, meta={"best": best})
     out = export.export(tmp_path / "run", "generator", tmp_path / "out", is_best=is_best)
     assert read_prompting(out).chosen_by == said
