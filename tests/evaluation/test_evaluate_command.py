@@ -304,7 +304,9 @@ def test_repeated_votes_and_samples_do_not_narrow_an_interval(tokenizer, tmp_pat
         verifier = judge(tokenizer, lambda number, *_: verification("CORRECT", *marks[number]), votes=votes)
         settings = settings_of(tmp_path / f"votes_{votes}", f"--votes={votes}", "--verifier=a/b", checkpoint=None,
                                sets=f"processbench_math:{ROWS / 'processbench.jsonl'}")
-        found.append(estimates(evaluate(monkeypatch, settings, None, verifier)["processbench_math"]))
+        result = evaluate(monkeypatch, settings, None, verifier)["processbench_math"]
+        found.append(estimates(result))
+        assert {one.name: one.count for one in result.metrics}["rate_misaligned"] == result.count  # not votes
     assert found[0] == found[1] and 0 < found[0]["rate_misaligned"].low < found[0]["rate_misaligned"].high < 1
     found, golds = [], [problem.answer for problem in load_problems(ROWS / FILES["gsm8k"]).problems]
     for samples in (1, 4):
