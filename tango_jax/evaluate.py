@@ -19,8 +19,9 @@ has changed, the same command grades the stored solutions again.
 Every problem is solved once greedily, and --samples times with sampling. With --verifier every solution is judged, and
 best-of-k and weighted voting are compared with majority voting and an oracle, for the same k and for the same cost: by
 the written verdicts, by their P(CORRECT), and by P(CORRECT) of steps that are read in one pass (as judge --scored
-does). A verifier that writes nothing is read alone: with --scored, of the arms scored and scored_exact, or a process
-reward model, whose first error is the first step with a probability below 1/2.
+does). A verifier that writes nothing is read alone: with --scored, where it was trained so (arms scored and
+scored_exact, your own with is_scored=True), or a process reward model, whose first error is the first step with a
+probability below 1/2.
 
 An accuracy at k is the mean over all choices of k of the --samples, ties drawn evenly. Beside it stands its cost per
 problem, in sampled tokens and in FLOPs of forward passes without padding: the prompt once, and k times a sample and

@@ -21,9 +21,9 @@ from ml_collections import ConfigDict
 
 from tango_jax.cli.arguments import Parser
 from tango_jax.cli.command_line import load_options
-from tango_jax.config import ROLES
+from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.data.problem_sets import resolve
-from tango_jax.data.rows import hub_repo
+from tango_jax.data.rows import hub_repo, short_name
 from tango_jax.loop.init_from import UNTRAINED, sft_directory
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
@@ -33,6 +33,7 @@ from tango_jax.runtime.model_text import on_one_line
 from tango_jax.runtime.sealed import newest_verified
 from tango_jax.runtime.stored_arrays import read_stored
 from tango_jax.tasks.registry import example_solution
+from tango_jax.tasks.self_text import SELF
 from tango_jax.text.templates import load_template, templates_digest
 from tango_jax.text.tokenizer import Tokenizer, is_readable
 from tango_jax.tracking.metrics import read_metrics
@@ -51,12 +52,14 @@ from tango_jax.weights.workdir import (
     has_one_policy,
     newest_checkpoints,
     open_workdir,
+    prompting_in_run,
     read_adapters,
     read_config,
+    settings_of,
     start_source,
+    what_chose,
 )
 
-STAGE_ONE = {"gsm8k": "their worked answers", "self": "the model's own samples that are right"}  # task.stage_one
 _COUNT = jax.ShapeDtypeStruct((), jnp.int32)
 
 
@@ -68,7 +71,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
     require(not source.model_config.score_head, f"the {role} of {workdir} is a process reward model, which no run "
             f"changes: copy {settings[role].checkpoint}")
     params = source.open_params()  # read one at a time as they are written; a damaged checkpoint is found here
-    promptings = promptings_of(workdir, role, settings)
+    promptings = promptings_of(workdir, role, settings, is_best)
     card = card_of(workdir, role, source, only, promptings[0] if promptings else None)
     with tempfile.TemporaryDirectory() as folder:
         source.write_tokenizer(Path(folder))
@@ -85,8 +88,10 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
         )
 
 
-def had_stage_one(workdir: Path, role: str) -> bool:
-    """Whether a stage 1 trained the weights with which the role's reinforcement learning begins."""
+def stage_ones(workdir: Path, role: str) -> list[str]:
+    """The workdirs of the stage 1 that trained the weights with which the role's reinforcement learning begins: this
+    run's, or that of another run in init_from; of one policy, and of a verifier that starts as the generator, of each
+    role. Empty: none did."""
     settings, is_one = read_config(workdir), has_one_policy(workdir)
 
     def is_trained(name: str) -> bool:
@@ -96,7 +101,7 @@ def had_stage_one(workdir: Path, role: str) -> bool:
 
     own = settings[role].sft
     roles = ROLES if is_one or (role == "verifier" and own.steps and own.start == "generator") else (role,)
-    return any(map(is_trained, roles))
+    return [settings[name].init_from or str(workdir) for name in roles if is_trained(name)]
 
 
 def export_adapter(workdir: Path, role: str, out: Path, is_best: bool = False) -> Path:
@@ -118,7 +123,7 @@ def export_adapter(workdir: Path, role: str, out: Path, is_best: bool = False) -
         raise ValueError(f"the {role}'s adapters in {workdir} belong to {base}, and peft loads no .gguf file as a "
                          "base: export it without --adapter, merged")
     adapters = jax.device_get(read_adapters(workdir, role, model, only))
-    promptings = promptings_of(workdir, role, settings)
+    promptings = promptings_of(workdir, role, settings, is_best)
     card = card_of(workdir, role, source, only, promptings[0] if promptings else None, is_adapter=True)
     return write_adapter(out, model, adapters, base, card)
 
@@ -130,11 +135,13 @@ def card_of(
     # The step that is read.
     is_stage_one, step = len(part) == 1, newest_verified(directory, part=part) if only is None else only
     stored, metrics = read_provenance(workdir), directory.parent / "metrics.jsonl"
+    chosen_by = what_chose(workdir, settings, only is not None)
     arm = stored.get("arm") or {}
     rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
     # A checkpoint holds both roles, whatever was trained. Those of a fork count the updates before it as well.
     updates = 0 if is_stage_one else int(read_stored(directory / str(step), f"{part[0]}/step", _COUNT))
-    stage = ("after reinforcement learning" if updates else "after stage 1 (SFT)" if had_stage_one(workdir, role)
+    taught_by = stage_ones(workdir, role)
+    stage = ("after reinforcement learning" if updates else "after stage 1 (SFT)" if taught_by
              else "not trained by it")
     whose = "One policy in both roles" if has_one_policy(workdir) else role.capitalize()
     measured = directory.parent.name if is_stage_one else role  # one policy may have the other role's stage 1
@@ -144,49 +151,69 @@ def card_of(
         f"{whose} of a run of {arm.get('label', 'RL Tango')}, {stage}",
         {name: value for name, value in row.items() if name.startswith(f"{measured}/")},
         prompting,
-        training_of(settings, stored, source),
-        trained=moment(step, is_stage_one),
+        training_of(settings, stored, source, taught_by),
+        trained=moment(step, is_stage_one) + f", chosen by {chosen_by}" * bool(chosen_by),
         evaluated=moment(row["step"], is_stage_one) if row else "",
         example=example_of(settings, source.tokenizer),
-        is_read=role == "verifier" and arm.get("is_scored", False),
         is_adapter=is_adapter,
     )
 
 
-def training_of(settings: ConfigDict, stored: Mapping[str, Any], source: Source) -> Training:
-    """`stored`: the run's provenance."""
-    task, command = settings.task, (stored.get("attempts") or [{}])[-1].get("command", "")
-    problems, named = f"of the task {Path(task.name).name}", []
-    if task.name == "math":
-        named = [str(resolve(task.train)[0]), task.stage_one]
-        train, start = (one if hub_repo(one) else Path(one).name for one in named)
-        problems = train + f"; stage 1 imitates {STAGE_ONE.get(task.stage_one, start)}" * bool(start)
-    datasets = tuple(dict.fromkeys(filter(None, map(hub_repo, named))))
+def training_of(
+    settings: ConfigDict, stored: Mapping[str, Any], source: Source, taught_by: Sequence[str]
+) -> Training:
+    """`stored`: the run's provenance; `taught_by`: `stage_ones`."""
+    command = (stored.get("attempts") or [{}])[-1].get("command", "")
+    problems, named = _problems(flatten(settings))
+    texts = [_imitated(place, problems) for place in taught_by]
+    told = " and ".join(dict.fromkeys(text for text, _ in texts if text))
+    datasets = filter(None, map(hub_repo, [named, *(source for _, sources in texts for source in sources)]))
     # A Python program has no command.
-    return Training(source.base_model, source.licence, problems, datasets, command if " " in command else "")
+    return Training(source.base_model, source.licence, problems + f"; stage 1 imitates {told}" * bool(told),
+                    tuple(dict.fromkeys(datasets)), command if " " in command else "")
 
 
-def promptings_of(workdir: Path, role: str, settings: ConfigDict) -> list[Prompting]:
+def _problems(settings: Mapping[str, Any]) -> tuple[str, str]:
+    """Problems of a run in words, and their source."""
+    if settings["task.name"] != "math":
+        return f"of the task {Path(settings['task.name']).name}", ""
+    source = str(resolve(settings["task.train"])[0])
+    return short_name(source), source
+
+
+def _imitated(workdir: str, problems: str) -> tuple[str, list[str]]:
+    """What the stage 1 in a workdir imitates, in words, and sources of it. `problems`: of the run that is exported."""
+    found = settings_of(workdir)
+    if "task.name" not in found:
+        return f"what the run {Path(workdir).name} did, whose settings are gone", []
+    settings = flatten(default_config()) | found  # an earlier version had fewer keys
+    (own, source), stage_one = _problems(settings), settings["task.stage_one"]
+    if settings["task.name"] != "math":
+        return ("" if own == problems else f"texts {own}"), []
+    if stage_one == "gsm8k":
+        return ("their worked answers" if own == problems else f"the worked answers of {own}"), [source]
+    if stage_one == SELF:
+        return "the model's own samples that are right", []
+    return short_name(stage_one), [stage_one]
+
+
+def promptings_of(workdir: Path, role: str, settings: ConfigDict, is_best: bool) -> list[Prompting]:
     """Of the exported role first, and of one policy in both roles; none where one is unknown."""
     directory, _ = newest_checkpoints(workdir, role)
     roles = sorted(ROLES if has_one_policy(workdir) else [role], key=lambda name: name != role)
-    found = [prompting_of(settings, name, peek_meta(directory).meta) for name in roles]
-    return [] if None in found else found
+    found = [prompting_of(workdir, settings, name, peek_meta(directory).meta) for name in roles]
+    return [] if None in found else [one._replace(chosen_by=what_chose(workdir, settings, is_best)) for one in found]
 
 
-def prompting_of(settings: ConfigDict, role: str, meta: dict) -> Prompting | None:
+def prompting_of(workdir: Path, settings: ConfigDict, role: str, meta: dict) -> Prompting | None:
     """How the run prompted a role; None if its template file is gone or has changed."""
-    own = settings[role]
     try:
         templates = {name: load_template(name, settings[name].template) for name in ROLES}
         digest = templates_digest(templates)
         # Stage 1 stores one digest of examples and prompts together, which cannot be compared.
         if "source_fingerprint" in meta and meta["source_fingerprint"]["templates"] != digest:
             raise ValueError("a template file has changed since the run")
-        return Prompting(
-            role, templates[role], own.use_chat, own.max_prompt, own.max_response, settings.task.min_steps,
-            own.stop_at_first_error,
-        )
+        return prompting_in_run(workdir, settings, role, templates[role])
     except ValueError as error:
         print(on_one_line(f"warning: the card shows no prompt: {error}"), file=sys.stderr)
         return None

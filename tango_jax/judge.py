@@ -22,7 +22,8 @@ P(CORRECT) is p(CORRECT) / (p(CORRECT) + p(INCORRECT)) of the next token where t
 temperature 1, after what the verification says before it. With --scored nothing is sampled: in one pass, the marks are
 read in a verification without remarks, in which the marks before are CORRECT; "p_verdict" is the product of the steps',
 and the verdict is CORRECT if each of them is at least 1/2. This is quick, but unlike the text that most verifiers are
-trained to write. Verifiers of the arms scored and scored_exact are always read so.
+trained to write. Verifiers that were trained so (arms scored and scored_exact, your own with is_scored=True), and
+their exports, are always read so.
 
 If interrupted, the same command judges the rest. From Python:
 

@@ -37,6 +37,11 @@ def hub_repo(source: str) -> str:
     return found["repo"] if found else ""
 
 
+def short_name(source: str) -> str:
+    """For others to read: a file without the machine's folders; a hub id, or a name, as it is."""
+    return source if hub_repo(source) else Path(source).name
+
+
 def read_rows(source: str | Path, may_be_empty: bool = False) -> list[Row]:
     """Reads a local file or a hub id (`HUB_FORM`), in order. ValueError names file and line: no such source, a line
     that is no JSON object, or no rows."""

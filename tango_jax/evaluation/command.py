@@ -1,7 +1,7 @@
 """The settings and the work of `python -m tango_jax.evaluate`."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,7 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
         if hosts.is_first():
             write_rows(settings.out, eval_set, rows, verifications)
     if hosts.is_first():
-        write_tables(settings.out, _introduction(settings, results), results, console)
+        write_tables(settings.out, _introduction(settings, results, samplers), results, console)
     return results
 
 
@@ -299,7 +299,9 @@ def _rows_of(eval_set: EvalSet, shards: Sequence[Shard], rows: Sequence[list]) -
     return [row for shard, part in zip(shards, rows, strict=True) if shard.set is eval_set for row in part]
 
 
-def _introduction(settings: Settings, results: Sequence[SetResult]) -> str:
+def _introduction(
+    settings: Settings, results: Sequence[SetResult], samplers: Mapping[str, CheckpointSampler]
+) -> str:
     given = [(one.name, getattr(settings, one.name)) for one in dataclasses.fields(Settings)
              if getattr(settings, one.name) != one.default and one.name not in ("sets", *MAY_CHANGE)]
     lines = [f"- {name}: {markdown_code(str(value))}" for name, value in given]
@@ -310,8 +312,12 @@ def _introduction(settings: Settings, results: Sequence[SetResult]) -> str:
     if settings.samples and not settings.skip_greedy:
         lines.append("- figures of verifier, format and lengths are of the greedy solutions; the samples have tables "
                      "for each number of samples")
-    lines.append("- percent, with 95 % intervals of a bootstrap over problems; nothing was chosen by looking at these "
-                 "sets")
+    for role, name in models_of(settings).items():
+        if chosen_by := samplers[role].chosen_by:
+            lines.append(f"- the weights of the {role}, {markdown_code(name)}, were chosen by "
+                         f"{markdown_code(chosen_by)}: figures of the same problems are probably too high")
+    lines.append("- percent, with 95 % intervals of a bootstrap over problems; this evaluation chose nothing by "
+                 "looking at these sets")
     return "\n".join(lines)
 
 
@@ -357,8 +363,10 @@ def _compare(path: Path, new: dict) -> None:
 def _comparable(settings: Settings) -> dict:
     fields = {name: value for name, value in dataclasses.asdict(settings).items() if name not in MAY_CHANGE}
     fields["sets"] = list(settings.sets)
+    promptings = {role: prompting_of(name, role) for role, name in models_of(settings).items()}
+    fields["scored"] |= any(own is not None and own.is_scored for own in promptings.values())
     # Evaluations begun before there was a choice go on. One --use_chat was of both models then.
-    if not settings.scored:
+    if not fields["scored"]:
         del fields["scored"]
     if not settings.verifier_use_chat and not (settings.verifier and settings.use_chat):
         del fields["verifier_use_chat"]
@@ -367,6 +375,6 @@ def _comparable(settings: Settings) -> dict:
         step, fields[f"{role}_weights_digest"] = identify_weights(name, role)
         if step is not None:
             fields["checkpoint_step" if role == "generator" else "verifier_step"] = step
-        template = template_of(prompting_of(name, role), settings.sampler(role))
+        template = template_of(promptings[role], settings.sampler(role))
         fields[f"{role}_template_digest"] = digest(load_template(role, template))
     return fields

@@ -40,7 +40,8 @@ class Costs(NamedTuple):
     sample: Cost
     verification: Cost | None  # of a sample; None: nothing is written
     scored: Cost | None  # of a sample, read in one pass; None: nothing is judged
-    samples: int = 0  # that the means are over
+    samples: int = 0  # that the means are over; `prompt`: over `problems`
+    problems: int = 0
 
     def of(self, rule: str, k: int) -> Cost:
         """Of a problem, by a rule of voting.py."""
@@ -65,21 +66,21 @@ def costs_of(
     is too long have no samples; where that is so for all, everything costs nothing."""
     asked = [row for row in sampled if not row.is_too_long]
     prompts = [basis.prompt_tokens[number] for number in dict.fromkeys(row.number for row in asked)]
-    count, problems = max(len(asked), 1), max(len(prompts), 1)
+    count, over = max(len(asked), 1), {"samples": len(asked), "problems": len(prompts)}
     written = writing([basis.prompt_tokens[row.number] for row in asked], [row.num_tokens for row in asked])
-    prompt = Cost(0.0, forward_flops(basis.generator, reading(prompts)) / problems)
+    prompt = Cost(0.0, forward_flops(basis.generator, reading(prompts)) / max(len(prompts), 1))
     sample = Cost(written.tokens / count, forward_flops(basis.generator, written) / count)
     if not by_claim:
-        return Costs(prompt, sample, None, None, len(asked))
+        return Costs(prompt, sample, None, None, **over)
     votes = [by_claim[row.number, row.sample] for row in asked]
     scored = Cost(0.0, forward_flops(basis.verifier, _scored(basis.verifier, asked, votes)) / count)
     if not basis.is_written:
-        return Costs(prompt, sample, None, scored, len(asked))
+        return Costs(prompt, sample, None, scored, **over)
     every = [vote for of_one in votes for vote in of_one]
     written = writing([vote.num_prompt for vote in every], [vote.num_tokens for vote in every])
     work = reading([of_one[0].num_prompt for of_one in votes]).plus(written)
     return Costs(prompt, sample, Cost(written.tokens / count, forward_flops(basis.verifier, work) / count), scored,
-                 len(asked))
+                 **over)
 
 
 def _scored(verifier: ModelConfig, asked: Sequence[SolvedRow], votes: Sequence[Sequence[JudgedRow]]) -> Work:

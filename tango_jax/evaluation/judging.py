@@ -22,7 +22,6 @@ from tango_jax.data.row_fields import BadRow, text_of
 from tango_jax.data.rows import Row
 from tango_jax.evaluation.shards import digest
 from tango_jax.grading import parse_solution
-from tango_jax.method.own_arm import arm_or_none
 from tango_jax.method.texts import make_verification, scored_verification
 from tango_jax.records import Problem, Solution, Verification
 from tango_jax.runtime import rng
@@ -36,13 +35,12 @@ from tango_jax.text.marks import Mark, find_deciding_tokens, of_judgements
 from tango_jax.text.prompts import solution_of
 from tango_jax.text.templates import StepRow, step_row, verifier_prompt
 from tango_jax.text.tokenizer import Tokenizer
-from tango_jax.weights.source import kind_of
-from tango_jax.weights.workdir import identify_weights, read_config
+from tango_jax.weights.workdir import identify_weights
 
 SPLITS = {"blank_line": r"\n\s*\n", "line": r"\n"}
 WANTED = "problem, and either steps (a list of strings) or solution (a text)"
 _NO_LIMIT = 1 << 30
-_DIGITS = 6  # of a probability; in the last ones, batches differ by rounding
+_DIGITS = 6  # significant, of a probability that is stored; in the last ones, batches differ by rounding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,14 +121,12 @@ def judge_rows(
 
 
 def open_verifier(name: str, settings: CheckpointSamplerSettings, is_scored: bool = False) -> CheckpointSampler:
-    """Marks are read if `is_scored`, and always from a run whose verifier does not write. Raises ValueError as
+    """Marks are read if `is_scored`, and always of a verifier that was trained so. Raises ValueError as
     `open_checkpoint_sampler`."""
     sampler = open_checkpoint_sampler("verifier", name, settings)
-    if sampler.source.model_config.score_head:
+    if not is_scored or sampler.source.model_config.score_head:
         return sampler
-    arm = arm_or_none(read_config(Path(name).expanduser())) if kind_of(name) == "workdir" else None
-    reads_marks = is_scored or (arm is not None and arm.is_scored)
-    return dataclasses.replace(sampler, reads_marks=reads_marks, stops=sampler.stops and not reads_marks)
+    return dataclasses.replace(sampler, reads_marks=True, stops=False)
 
 
 def read_claim(row: Row, settings: JudgeSettings, sampler: CheckpointSampler) -> Claim:
@@ -199,10 +195,9 @@ def _judge_by_scores(
     """By a process reward model: one verification. `p_verdict` is the lowest probability of a step."""
     verifications = []
     for found in score_solutions(sampler, [claim.solution for claim in claims]):
-        p_steps = [round(p, _DIGITS) for p in found.p_steps]
         verifications.append({
-            "judgements": list(found.judgements), "p_steps": p_steps, "verdict": found.verdict,
-            "p_verdict": min(p_steps, default=None), "text": "", "is_aligned": found.is_aligned, "is_truncated": False})
+            "judgements": list(found.judgements), "p_steps": _rounded(found.p_steps), "verdict": found.verdict,
+            "p_verdict": _rounded(_lowest(found)), "text": "", "is_aligned": found.is_aligned, "is_truncated": False})
     return [{"verifications": [one], "mean": _means([one])} for one in verifications]
 
 
@@ -225,8 +220,7 @@ def read_solutions(
     without remarks. Nothing is read where the marks have more tokens than a response may."""
     if sampler.source.model_config.score_head:
         found = zip(score_solutions(sampler, solutions), _step_rows(sampler, solutions), strict=True)
-        return [Reading(one.text, round(min(one.p_steps), _DIGITS), len(row.tokens)) if one.p_steps else
-                Reading(one.text, None, 0) for one, row in found]
+        return [Reading(one.text, _lowest(one), len(row.tokens) if one.p_steps else 0) for one, row in found]
     limit = sampler.sampler.config.cache_buckets[-1]
     marks = [blank_marks(sampler.tokenizer, len(one.steps)) for one in solutions]
     # Without steps there is a text, without a verdict.
@@ -236,9 +230,22 @@ def read_solutions(
     found = mark_probabilities(
         sampler.tokenizer, make_logits_fn(sampler), [prompts[c] for c in read], [marks[c] for c in read])
     for c, (p_steps, _) in zip(read, found, strict=True):
-        p_verdict = round(math.prod(p_steps), _DIGITS)
-        readings[c] = Reading(marks_alone([p >= 0.5 for p in p_steps]), p_verdict, len(prompts[c]) + len(marks[c]))
+        tokens = len(prompts[c]) + len(marks[c])
+        readings[c] = Reading(marks_alone([p >= 0.5 for p in p_steps]), math.prod(p_steps), tokens)
     return readings
+
+
+def _lowest(found: Verification) -> float | None:
+    """P(CORRECT) by a process reward model; None where there is no verdict, as of a solution that was cut and is right
+    so far."""
+    return None if found.verdict == "INVALID" else min(found.p_steps)
+
+
+def _rounded(value: Any) -> Any:
+    """A probability, None, or a list of them. Significant digits, so that products of many steps still differ."""
+    if isinstance(value, Sequence):
+        return [_rounded(one) for one in value]
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
 def mark_probabilities(
@@ -255,7 +262,7 @@ def mark_probabilities(
         if place is None:
             return None
         of_words = logits[id(place.row)][place.index, [chosen.index(place.correct), chosen.index(place.incorrect)]]
-        return round(probability_of(*of_words), _DIGITS)
+        return probability_of(*of_words)
 
     found = [[probability(place) for place in row] for row in placed]
     return [(row[:-1], row[-1]) for row in found]
@@ -282,10 +289,10 @@ def _verification(
     judgements, verdict = list(parsed.judgements), parsed.verdict
     p_steps = list(of_judgements(p_steps, judgements))
     if is_scored:  # the text has CORRECT everywhere, so its own verdict would say so
-        judgements, p_verdict = [p >= 0.5 for p in p_steps], round(math.prod(p_steps), _DIGITS)
+        judgements, p_verdict = [p >= 0.5 for p in p_steps], math.prod(p_steps) if p_steps else None
         verdict = ("CORRECT" if all(judgements) else "INCORRECT") if judgements else "INVALID"
-    return {"judgements": judgements, "p_steps": p_steps, "verdict": verdict, "p_verdict": p_verdict,
-            "text": "" if is_scored else parsed.text, "is_aligned": parsed.is_aligned,
+    return {"judgements": judgements, "p_steps": _rounded(p_steps), "verdict": verdict,
+            "p_verdict": _rounded(p_verdict), "text": "" if is_scored else parsed.text, "is_aligned": parsed.is_aligned,
             "is_truncated": bool(is_truncated)}
 
 
@@ -299,7 +306,7 @@ def _means(verifications: Sequence[dict[str, Any]]) -> dict[str, Any]:
     p_verdicts = [one["p_verdict"] for one in verifications if one["p_verdict"] is not None]
 
     def mean(values: Sequence) -> Any:
-        return np.mean(values, axis=0).round(_DIGITS).tolist() if len(values) else None
+        return _rounded(np.mean(values, axis=0).tolist()) if len(values) else None
 
     p_steps = mean(np.array([one["p_steps"] for one in aligned], float))  # NaN in place of None
     return {"p_steps": p_steps and [None if math.isnan(p) else p for p in p_steps], "p_verdict": mean(p_verdicts),

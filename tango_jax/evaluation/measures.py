@@ -45,7 +45,7 @@ class Metric(NamedTuple):
     set: str
     name: str
     k: int  # samples it takes; 0: does not apply
-    count: int  # problems or solutions behind it
+    count: int  # problems or solutions behind it, however often each was judged; of an average, its sets
     estimate: Estimate
     cost: Cost | None = None  # of a problem, where an answer is selected from k samples
 
@@ -81,7 +81,9 @@ def solve_result(
     if sampled:
         costs = costs_of(basis, sampled, by_claim)
         metrics += _selection(solve_set.name, ballots_of(sampled, by_claim, basis.is_written), costs)
-        metrics += [_without_interval(solve_set.name, f"{name}_{measure}", costs.samples, getattr(cost, measure))
+        asked = {"prompt": costs.problems}
+        metrics += [_without_interval(solve_set.name, f"{name}_{measure}", asked.get(name, costs.samples),
+                                      getattr(cost, measure))
                     for name in ("prompt", "sample", "verification", "scored") if (cost := getattr(costs, name))
                     for measure in Cost._fields if measure == "flops" or cost.tokens]
     # Figures of responses are of problems that were asked.
@@ -117,7 +119,7 @@ def judge_result(judge_set: JudgeSet, judged: Sequence[JudgedRow]) -> SetResult:
             Metric(name, "f1", 0, len(votes), estimate_of(f1, draws_J)),
             *(Metric(name, f"accuracy_{kind}", 0, int(chosen.sum()), bootstrap_means(columns_OA[chosen][:, [hit]])[0])
               for kind, chosen, hit in (("erroneous", erroneous, 0), ("correct", correct, 2))),
-            Metric(name, "rate_misaligned", 0, len(judged), bootstrap_means(misaligned_O1)[0]),
+            Metric(name, "rate_misaligned", 0, len(votes), bootstrap_means(misaligned_O1)[0]),
         ]
     else:
         numbers = [claim.number for claim in judge_set.claims]
@@ -219,9 +221,9 @@ def _verifier(
         score = scores.get(name.removeprefix("verifier_"))
         if score is not None and name in counts:
             estimate = estimate_from_sums(_by_problem(numbers, counts[name][0]), counts[name][1])
-            metrics.append(Metric(set_name, name, 0, len(owners), estimate))
+            metrics.append(Metric(set_name, name, 0, len(solutions), estimate))
         elif score is not None:
-            metrics.append(_without_interval(set_name, name, len(owners), score))
+            metrics.append(_without_interval(set_name, name, len(solutions), score))
     return metrics
 
 

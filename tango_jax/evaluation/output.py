@@ -170,8 +170,11 @@ def _at_equal_cost(result: SetResult, ks: Sequence[int]) -> list[str]:
     rules = [rule for rule in LABELS if any(point.name == rule for point in points)]
     if len(rules) < 2 or len(ks) < 2:
         return []
-    parts = [f"Mean costs, by arithmetic: {_costs_text(result)}. At equal cost, with the most samples that a rule can "
-             "pay for:"]
+    asked = next(metric.count for metric in result.metrics if metric.name == "prompt_flops")
+    left_out = (f" Costs leave out the {result.count - asked} problems that are too long; accuracies count them as "
+                "wrong.") * (asked < result.count)
+    parts = [f"Mean costs, by arithmetic: {_costs_text(result)}.{left_out} At equal cost, with the most samples that a "
+             "rule can pay for:"]
     for measure, unit, form in (("tokens", "sampled tokens", ".0f"), ("flops", "FLOPs", ".2e")):
         budgets = [getattr(point.cost, measure) for k in ks for point in points
                    if (point.name, point.k) == ("majority", k)]

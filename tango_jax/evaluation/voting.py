@@ -18,13 +18,13 @@ RIGHT = 0  # the class of every answer that the grader accepts
 NO_ANSWER = -1  # votes for nothing
 MAX_SUBSETS = 1000
 _COUNT_WEIGHT = 1e-6  # added to each vote's weight: frequency decides between classes of equal weight
-_TIE_TOLERANCE = 1e-9
+_TIE_TOLERANCE = 1e-9  # of the largest score: probabilities of many steps are all small
 
 
 class Ballot(NamedTuple):
     answer_class_M: np.ndarray  # int: RIGHT, other classes of equal answers, or NO_ANSWER
     is_correct_M: np.ndarray  # bool
-    score_M: dict[str, np.ndarray]  # float, by name of the score; empty without a verifier
+    score_M: dict[str, np.ndarray]  # float, at least 0, by name of the score; empty without a verifier
 
 
 def answer_classes(
@@ -76,10 +76,12 @@ def majority(ballot: Ballot, k: int) -> float:
 def weighted_vote(ballot: Ballot, weight_M: np.ndarray, k: int) -> float:
     """The probability that the answer with the largest sum of weights is correct. Frequency breaks ties."""
     chosen_JC = subsets_JC(len(weight_M), k)
-    class_JC = ballot.answer_class_M[chosen_JC]
+    class_JC, weight_JC = ballot.answer_class_M[chosen_JC], weight_M[chosen_JC]
+    largest_J1 = weight_JC.max(axis=1, keepdims=True)
+    weight_JC = weight_JC / np.where(largest_J1 > 0, largest_J1, 1.0)
     total_JA = np.zeros((len(chosen_JC), max(RIGHT, int(ballot.answer_class_M.max())) + 2))
     # NO_ANSWER, -1, counts in the last column, which no class has.
-    np.add.at(total_JA, (np.arange(len(chosen_JC))[:, None], class_JC), (weight_M + _COUNT_WEIGHT)[chosen_JC])
+    np.add.at(total_JA, (np.arange(len(chosen_JC))[:, None], class_JC), weight_JC + _COUNT_WEIGHT)
     total_JA = total_JA[:, :-1]
     best_J1 = total_JA.max(axis=1, keepdims=True)
     is_top_JA = (total_JA >= best_J1 - _TIE_TOLERANCE) & (best_J1 > 0)
@@ -89,7 +91,7 @@ def weighted_vote(ballot: Ballot, weight_M: np.ndarray, k: int) -> float:
 def best_of(ballot: Ballot, score_M: np.ndarray, k: int) -> float:
     chosen_JC = subsets_JC(len(score_M), k)
     score_JC = score_M[chosen_JC]
-    is_top_JC = score_JC >= score_JC.max(axis=1, keepdims=True) - _TIE_TOLERANCE
+    is_top_JC = score_JC >= score_JC.max(axis=1, keepdims=True) * (1 - _TIE_TOLERANCE)
     return float(((is_top_JC & ballot.is_correct_M[chosen_JC]).sum(axis=1) / is_top_JC.sum(axis=1)).mean())
 
 

@@ -14,7 +14,7 @@ from tango_jax.method.own_arm import shares_policy
 from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
 from tango_jax.runtime.failures import typed_command
 from tango_jax.tracking.provenance import read_provenance
-from tango_jax.weights.workdir import has_one_policy, settings_of
+from tango_jax.weights.workdir import has_one_policy, prompting_of, settings_of
 
 ROLES = ("generator", "verifier")
 UNTRAINED = "untrained"  # in the record of a stage 1 that a role did not need, or had nothing for (self_stage_one.py)
@@ -89,12 +89,23 @@ def what_it_lacks(config: ConfigDict, roles: Sequence[str], source: str) -> str:
     ours = {prompt.name for role in roles for prompt in method.further_prompts(role)}
     missing = ours - {name for role in roles for name in theirs.get(role, ())} if theirs is not None else ()
     told = f", which has no examples of {', '.join(sorted(missing))}" if missing else ""
-    if "verifier" in roles and arm and bool(arm.get("is_scored")) != method.arm.is_scored:
-        told += f", whose verifications have {'' if method.arm.is_scored else 'no '}remarks"
+    if "verifier" in roles and arm:
+        told += _other_form(bool(arm.get("is_scored")), method.arm.is_scored)
     if tuple(roles) == ("generator",) and settings_of(source) and has_one_policy(Path(source).expanduser()):
         told += (". In that run one policy then learned the verifier's texts: to start after both, set "
                  f"verifier.adapter=generator and verifier.init_from={source}")
     return told
+
+
+def how_it_judged(config: ConfigDict, checkpoint: str) -> str:
+    """The end of a line: a verifier without a stage 1 here was trained to write, and is to be read, or the other way
+    round; or ""."""
+    own = prompting_of(checkpoint, "verifier", download=True)
+    return _other_form(own.is_scored, load_method(config).arm.is_scored) if own else ""
+
+
+def _other_form(was_scored: bool, is_scored: bool) -> str:
+    return f", whose verifications have {'' if is_scored else 'no '}remarks" if was_scored != is_scored else ""
 
 
 def passes_gate(limit: float, loss: float) -> bool:

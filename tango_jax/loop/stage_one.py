@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.loop.fine_tuning import run_sft, save_untrained
-from tango_jax.loop.init_from import check_stage_one, sft_directory, what_it_lacks
+from tango_jax.loop.init_from import check_stage_one, how_it_judged, sft_directory, what_it_lacks
 from tango_jax.loop.self_stage_one import OwnStageOne
 from tango_jax.models.lora import is_adapter_tree, split
 from tango_jax.records import with_base
@@ -87,7 +87,8 @@ class _StageOne:
             self.ended[role] = self.ended["generator"]
         else:
             if policy.load_params:
-                self.console.log(f"reading the weights of the {role} from {settings.checkpoint}")
+                form = how_it_judged(self.config, settings.checkpoint) if role == "verifier" else ""
+                self.console.log(f"reading the weights of the {role} from {settings.checkpoint}{form}")
             self.ended[role] = _fresh_params(policy, self.config.seed)
         goes_on = policy.is_shared and role == "generator" and self.config.verifier.sft.steps
         if loaded or not goes_on:

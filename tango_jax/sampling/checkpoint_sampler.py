@@ -53,6 +53,7 @@ class CheckpointSampler:
     placement: Placement | None = None  # None: the default device alone
     stops: bool = False  # a verifier that writes ends its judgements at the first INCORRECT
     reads_marks: bool = False  # a verifier writes nothing: its marks are read in one pass (text/mark_rows.py)
+    chosen_by: str = ""  # see Prompting
 
     @property
     def is_sampled(self) -> bool:
@@ -133,7 +134,7 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
     placement = _placement(source, settings)
     sampler_config = _sampler_config(max_prompt, max(1, max_new), settings.rows)
     named = template_of(own, settings, PRM_TEMPLATES.get(score_head, DEFAULT_TEMPLATE))
-    template = load_template(role, named)
+    template, reads_marks = load_template(role, named), not score_head and own is not None and own.is_scored
     check_template(f"the template {cut(named)}", template, score_head, source.tokenizer)
     return CheckpointSampler(
         source=source,
@@ -144,7 +145,9 @@ def open_checkpoint_sampler(role: str, name: str, settings: CheckpointSamplerSet
         min_steps=own.min_steps if own else MIN_STEPS,
         rows=settings.rows,
         placement=placement,
-        stops=not score_head and asks_to_stop(named, own is not None and own.stop_at_first_error),
+        stops=not (score_head or reads_marks) and asks_to_stop(named, own is not None and own.stop_at_first_error),
+        reads_marks=reads_marks,
+        chosen_by=own.chosen_by if own else "",
     )
 
 

@@ -47,11 +47,10 @@ def model_card(
     trained: str = "",
     evaluated: str = "",
     example: Example = NO_EXAMPLE,
-    is_read: bool = False,
     is_adapter: bool = False,
 ) -> str:
     """`trained` and `evaluated` name the weights ("after turn 8"). `example` is what the card's code samples for.
-    `is_read`: it is a verifier that does not write, so there is nothing to sample. `is_adapter`: it is for peft."""
+    `is_adapter`: it is for peft."""
     front = ["---", f"library_name: {'peft' if is_adapter else 'transformers'}", "pipeline_tag: text-generation"]
     front += [f"base_model: {training.base_model}"] if training.base_model else []
     front += [f"{name}: {value}" for name, value in training.licence.items()]
@@ -61,7 +60,7 @@ def model_card(
     lines += [f"# {title}", "", f"Made by tango_jax, an implementation of RL Tango (arXiv 2505.15034).{weights}", ""]
     if prompting is not None:
         turn, file = ", as the user's turn of the chat template,", f" (`{TEMPLATE_FILE}`)"
-        lines += ["## Use", "", *_use(prompting, example, is_read, is_adapter), "",
+        lines += ["## Use", "", *_use(prompting, example, is_adapter), "",
                   f"It was trained on this prompt{turn * prompting.use_chat}{file * (not is_adapter)}:", "",
                   markdown_fence(prompting.template), ""]
     lines += _training(training)
@@ -74,8 +73,8 @@ def model_card(
     return "\n".join(lines)
 
 
-def _use(prompting: Prompting, example: Example, is_read: bool, is_adapter: bool) -> list[str]:
-    if is_read:
+def _use(prompting: Prompting, example: Example, is_adapter: bool) -> list[str]:
+    if prompting.is_scored:
         return [f"It does not write: its marks are read in one pass (`{typed_command('judge')} --scored`)."]
     if is_adapter:
         return ["In this folder:", "", "```python", "from peft import AutoPeftModelForCausalLM",

@@ -27,6 +27,8 @@ class Prompting(NamedTuple):
     max_new_tokens: int
     min_steps: int  # fewer step blocks lower the format score
     stop_at_first_error: bool = False  # a verifier ends its judgements at the first INCORRECT
+    is_scored: bool = False  # a verifier writes nothing: its marks are read in one pass (text/mark_rows.py)
+    chosen_by: str = ""  # the metric, and its problems, by which the run chose these weights; empty: none did
 
     def snippet(self, example: Example) -> str:
         """Python for the exported folder that samples from the model."""

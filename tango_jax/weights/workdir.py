@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES, default_config, flatten, read_settings
+from tango_jax.data.rows import short_name
 from tango_jax.models.lora import LORA_A, LORA_B, freeze, init_adapters, merge
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import with_base
@@ -46,14 +49,19 @@ def prompting_of(name: str, role: str, download: bool = False) -> Prompting | No
     if kind == "gguf" or (kind == "hub" and not download):
         return None
     if kind == "workdir":
-        config = read_config(Path(name).expanduser())
-        own = config[role]
+        workdir = Path(name).expanduser()
+        config = read_config(workdir)
         # The template may be a file that is gone.
-        return Prompting(role, own.template, own.use_chat, own.max_prompt, own.max_response, config.task.min_steps,
-                         own.stop_at_first_error)
+        return prompting_in_run(workdir, config, role, config[role].template)
     folder = resolve_folder(name)
     found = read_prompting(folder)
     return found if found is None or found.role == role else read_prompting(folder, role)
+
+
+def prompting_in_run(workdir: Path, config: ConfigDict, role: str, template: str) -> Prompting:
+    own, is_scored = config[role], role == "verifier" and bool(_stored_arm(workdir).get("is_scored", False))
+    return Prompting(role, template, own.use_chat, own.max_prompt, own.max_response, config.task.min_steps,
+                     own.stop_at_first_error, is_scored, what_chose(workdir, config))
 
 
 def open_workdir(
@@ -193,9 +201,14 @@ def has_one_policy(workdir: Path) -> bool:
     """Whether one policy has both roles in a run: by its settings, or by the record of its arm."""
     if read_config(workdir).verifier.adapter == "generator":
         return True
+    return bool(_stored_arm(workdir).get("is_one_policy", False))
+
+
+def _stored_arm(workdir: Path) -> Mapping[str, Any]:
+    """The record of a run's arm, which needs no file of the user's; empty before the run begins."""
     path = workdir / "provenance.json"
     stored = read_json_object(path, "restore it") if path.is_file() else {}
-    return bool((stored.get("arm") or {}).get("is_one_policy", False))
+    return stored.get("arm") or {}
 
 
 def has_two_policies(checkpoint: str) -> bool:
@@ -229,6 +242,22 @@ def best_step(workdir: Path) -> int:
         raise ValueError(f"{workdir / 'checkpoints' / str(step)} is gone, and it was the best checkpoint, with "
                          f"{read_config(workdir).checkpoint.keep_best}={best[0]:g}: put it back")
     return step
+
+
+def what_chose(workdir: Path, config: ConfigDict, is_best: bool = False) -> str:
+    """The metric that chose the weights of a run's newest or best checkpoint, and its problems; empty: none did."""
+    kept, task, how = config.checkpoint, config.task, "checkpoint.keep_best"
+    if not is_best:
+        # What ended the training also says which checkpoint is the newest.
+        found = kept.patience and peek_meta(workdir / "checkpoints")
+        _, _, misses = (found and found.meta.get("best")) or (0, 0, 0)
+        if not 0 < kept.patience <= misses:
+            return ""
+        how = f"checkpoint.patience={kept.patience}"
+    problems = f"the task {Path(task.name).name}"
+    if task.name == "math":
+        problems = short_name(task.test) if task.test else f"the problems set aside from {short_name(task.train)}"
+    return f"{kept.keep_best} on {problems} ({how})"
 
 
 def identify_weights(name: str, role: str) -> tuple[int | None, str]:

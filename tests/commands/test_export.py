@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from huggingface_hub import metadata_load
 
+from support.evaluation_cases import settings_of
 from support.hf_loading import assert_equal_trees
 from support.paths import ROOT
 from support.small_hub import TOKEN
@@ -20,6 +21,8 @@ from support.tiny_checkpoints import save_run, save_step, tiny_params, write_tin
 from tango_jax import export
 from tango_jax.cli.command_line import parse_command_line
 from tango_jax.config import default_config
+from tango_jax.evaluation.command import check_settings, save_settings
+from tango_jax.judge import judge
 from tango_jax.loop.init_from import check_init_from
 from tango_jax.method.own_arm import stored_arm
 from tango_jax.models.lora import init_adapters
@@ -169,6 +172,45 @@ def test_the_card_of_a_verifier_that_does_not_write_has_no_code_that_lets_it(fol
         cards["verifier"]
     assert "```python" not in cards["verifier"] and VERIFIER_MATH[:80] in cards["verifier"]
     assert "```python" in cards["generator"] and "does not write" not in cards["generator"]
+    for role in cards:
+        assert prompting_of(str(tmp_path / role), role).is_scored == (role == "verifier")
+
+
+@pytest.mark.parametrize("kind", ["run", "export"])
+def test_a_verifier_that_was_trained_to_be_read_is_read_wherever_it_comes_from(kind, folder, tmp_path, monkeypatch):
+    """Also where the file of its arm is gone, and evaluations keep what was read apart from what was written."""
+    (tmp_path / "own.py").write_text(
+        "import dataclasses\nfrom tango_jax.method.arms import ARMS\n"
+        "mine = dataclasses.replace(ARMS['scored'], label='mine')\n")
+    config = default_config()
+    config.arm = f"{tmp_path}/own.py:mine"
+    config.verifier.checkpoint = config.generator.checkpoint = str(folder)
+    config.verifier.max_prompt = config.verifier.max_response = 200
+    save_run(tmp_path / "run", config, step=3)
+    stored = {"attempts": [{}], "files": {}, "arm": stored_arm(config.arm)}
+    (tmp_path / "run" / "provenance.json").write_text(json.dumps(stored))
+    (tmp_path / "own.py").unlink()
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "run"
+    if kind == "export":
+        place = export.export(place, "verifier", tmp_path / "out")
+    settings = settings_of(tmp_path / "eval", f"--verifier={place}", sets="processbench", checkpoint=None)
+    save_settings(settings)
+    (tmp_path / "plain.txt").write_text("{problem} {solution} {num_steps}")
+    row = {"problem": "What is 3 + 4?", "steps": ["3 + 4 = 7", "so 7"]}
+    assert read_fully(row, place, template="plain.txt")
+    file = tmp_path / ("run/provenance.json" if kind == "run" else "out/prompting.json")
+    file.write_text(file.read_text().replace('"is_scored": true', '"is_scored": false'))
+    assert not read_fully(row, place, template="plain.txt", max_new=4)
+    with pytest.raises(ValueError, match=r"eval holds another evaluation \(scored: True -> None\)"):
+        check_settings(settings)
+
+
+def read_fully(row: dict, verifier: Path, **options) -> bool:
+    """Whether nothing was written, and every step has a probability."""
+    [result] = judge([row], str(verifier), **options)
+    [found] = result["verifications"]
+    return found["text"] == "" and len(found["p_steps"]) == len(row["steps"])
 
 
 def test_the_card_says_whether_the_role_had_a_turn(folder, tmp_path):
@@ -217,12 +259,15 @@ def test_the_card_knows_a_stage_one_that_trained_nothing(start, untrained, stage
     config.verifier.sft.start = start
     for role in ("generator", "verifier"):
         config[role].checkpoint, config[role].sft.steps = str(folder), 2
+    config.task.name, config.task.train, config.task.stage_one = "math", "sums.jsonl", "self"
     save_run(tmp_path / "run", config, step=3, updates=(0, 0))
     for role in ("generator", "verifier"):
         meta = {"untrained": True} if role in untrained else {}
         save_step(tmp_path / f"run/sft/{role}/checkpoints", 2 * (not meta), {"params": tiny_params()}, meta)
     for role, stage in zip(("generator", "verifier"), stages, strict=True):
         assert export_title(tmp_path / "run", role).endswith(f", {stage}")
+        card = (tmp_path / f"run_{role}" / "README.md").read_text()
+        assert "- Problems: sums.jsonl" in card and ("; stage 1 imitates" in card) == (stage != "not trained by it")
 
 
 def test_the_card_of_a_stage_one_that_trained_nothing_names_no_step_of_it(folder, tmp_path):
@@ -384,12 +429,57 @@ def test_a_push_that_fails_leaves_the_export_and_says_how_to_go_on(hub, run_to_p
     ({"train": "a.jsonl", "stage_one": "hub:team/taught/train"},
      "a.jsonl; stage 1 imitates hub:team/taught/train", ("team/taught",)),
 ])
-def test_the_problems_on_a_card(folder, task, problems, datasets):
+def test_the_problems_on_a_card(folder, task, problems, datasets, tmp_path):
     config = default_config()
     config.generator.checkpoint, config.task.name = str(folder), "math"
     config.task.update(task)
-    found = export.training_of(config, {"attempts": [{"command": "python"}]}, start_source(config, "generator"))
+    save_config(config, tmp_path / "config.json")
+    source = start_source(config, "generator")
+    found = export.training_of(config, {"attempts": [{"command": "python"}]}, source, [str(tmp_path)])
     assert (found.problems, found.datasets, found.command) == (problems, datasets, "")
+
+
+OTHER = {"task.name": "math", "task.train": "gsm8k_train", "task.stage_one": "gsm8k"}
+
+
+@pytest.mark.parametrize("other, problems, datasets", [
+    (OTHER, "sums.jsonl; stage 1 imitates the worked answers of hub:openai/gsm8k:main/train", ["openai/gsm8k"]),
+    (OTHER | {"task.stage_one": "self"}, "sums.jsonl; stage 1 imitates the model's own samples that are right", None),
+    ({"task.name": "last_letter"}, "sums.jsonl; stage 1 imitates texts of the task last_letter", None),
+    (None, "sums.jsonl; stage 1 imitates what the run other did, whose settings are gone", None),
+])
+def test_the_card_tells_of_the_stage_one_of_another_run(other, problems, datasets, folder, tmp_path):
+    """This run's task.stage_one is not used."""
+    config = default_config()
+    config.generator.checkpoint = config.verifier.checkpoint = str(folder)
+    config.task.name, config.task.train, config.task.stage_one = "math", "/a/sums.jsonl", "hub:team/taught/train"
+    config.generator.init_from = str(tmp_path / "other")
+    save_run(tmp_path / "run", config, step=3)
+    if other:
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other/config.json").write_text(json.dumps(other))
+    card = export.export(tmp_path / "run", "generator", tmp_path / "out") / "README.md"
+    assert f"- Problems: {problems}\n" in card.read_text()
+    assert metadata_load(card).get("datasets") == datasets
+
+
+@pytest.mark.parametrize("is_best, patience, best, said", [
+    (True, 0, (0.5, 6, 1), "generator/accuracy on hub:me/sums/test (checkpoint.keep_best)"),
+    (False, 2, (0.5, 2, 2), "generator/accuracy on the problems set aside from sums.jsonl (checkpoint.patience=2)"),
+    (False, 2, (0.5, 2, 1), ""), (False, 0, (0.5, 2, 9), ""), (False, 2, None, ""),
+])
+def test_an_export_says_what_chose_its_weights(is_best, patience, best, said, folder, tmp_path):
+    config = default_config()
+    config.generator.checkpoint = config.verifier.checkpoint = str(folder)
+    config.checkpoint.keep_best, config.checkpoint.patience = "generator/accuracy", patience
+    config.task.name, config.task.train, config.task.test = "math", "/a/sums.jsonl", "hub:me/sums/test" * is_best
+    save_run(tmp_path / "run", config, step=6, meta={"best": best})
+    out = export.export(tmp_path / "run", "generator", tmp_path / "out", is_best=is_best)
+    assert read_prompting(out).chosen_by == said
+    chosen = f", chosen by {said}" if said else ""
+    assert f"These are the weights after turn 6{chosen}.\n" in (out / "README.md").read_text()
+    if not is_best:
+        assert prompting_of(str(tmp_path / "run"), "generator").chosen_by == said
 
 
 def test_the_card_says_what_the_run_was_made_of(tmp_path):
@@ -399,7 +489,7 @@ def test_the_card_says_what_the_run_was_made_of(tmp_path):
     config = default_config()
     config.generator.checkpoint = config.verifier.checkpoint = str(base)
     config.task.name, config.task.train, config.task.stage_one = "math", "gsm8k_train", str(tmp_path / "teacher.jsonl")
-    config.generator.model.lora.rank = config.verifier.model.lora.rank = 2
+    config.generator.model.lora.rank = config.verifier.model.lora.rank = config.generator.sft.steps = 2
     save_config(config, tmp_path / "run" / "config.json")
     adapters = {"params": init_adapters(start_source(config, "generator").model_config, jax.random.key(3)),
                 "step": np.array(1, np.int32)}

@@ -95,9 +95,19 @@ def test_words_are_compared_at_the_first_token_that_differs(spelled_by_character
     # "\boxed{C" and "b", where the words differ: the logits are the numbers of the tokens.
     both = [next(token for token, name in names.items() if name == piece) for piece in ("boxed{C", "b")]
     expected = 1 / (1 + np.exp(float(both[1] - both[0])))
-    assert steps == [round(expected, 6)] and verdict == round(expected, 6)
+    assert steps == [pytest.approx(expected, rel=1e-12)] and verdict == pytest.approx(expected, rel=1e-12)
     assert [tokenizer.decode(row[2:])[: len("<step_verification>")] for row in asked] == [
         "<step_verification>"] * len(asked)
+
+
+def test_a_product_of_many_steps_is_not_rounded_to_zero(folder, monkeypatch):
+    monkeypatch.setattr(judging, "mark_probabilities",
+                        lambda tokenizer, logits_fn, prompts, responses: [([0.35] * 14, 0.5)] * len(prompts))
+    settings = JudgeSettings(scored=True, sampler=dataclasses.replace(SMALL, max_prompt=512, max_new=512))
+    [result] = judge_rows(as_rows({**STEPS, "steps": ["so 8"] * 14}), folder, settings, SILENT)
+    [found] = result["verifications"]
+    assert found["p_steps"] == [0.35] * 14
+    assert found["p_verdict"] == result["mean"]["p_verdict"] == pytest.approx(0.35**14, rel=1e-5)
 
 
 def test_marks_that_are_not_there_have_no_probability(folder, scripted):

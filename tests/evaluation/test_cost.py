@@ -79,7 +79,7 @@ def test_costs_by_hand(rows):
     # Read: 7, 7 and 9 tokens with 1, 1 and 3 marks.
     assert found.scored == pytest.approx((0, (23 * TOKEN + (28 + 28 + 45) * PAIR + 5 * HEAD) / 4))
     alone = costs_of(CostBasis({0: 3, 1: 2}, MODEL, None), rows[0], {})
-    assert alone == (found.prompt, found.sample, None, None, 4)
+    assert alone == (found.prompt, found.sample, None, None, 4, 2)
 
 
 def test_a_reward_model_has_classes_for_all_that_it_reads(rows):
@@ -122,8 +122,8 @@ def two_problems(tmp_path) -> str:
     return f"gsm8k:{path}"
 
 
-def scripted_pair(tokenizer, **more):
-    """The verifier says CORRECT with the probabilities of WRITTEN, and of READ where its marks are read."""
+def scripted_pair(tokenizer, read=READ, steps=3, **more):
+    """The verifier says CORRECT with the probabilities of WRITTEN, and of `read` where its marks are read."""
     text = verification("CORRECT", True)
     correct = {mark.correct for mark in find_deciding_tokens(
         tokenizer, *tokenizer.decode_with_ends(tokenizer.encode_response(text)))}
@@ -135,16 +135,16 @@ def scripted_pair(tokenizer, **more):
             asked = tokenizer.decode(row)
             number = 0 if asked[:20] in first else 1
             answer = asked.partition("<answer>\\boxed{")[2].partition("}")[0] or None
-            p = (READ if "<step_verification>\n" in asked else WRITTEN)[number][answer]
+            p = (read if "<step_verification>\n" in asked else WRITTEN)[number][answer]
             found.append(np.tile([np.log(p / (1 - p)) * (token in correct) for token in chosen], (len(row), 1)))
         return found
 
     def solve(number, sample, prompt):
         answer = ANSWERS[number][sample]
-        return "no tags at all" if answer is None else tagged(answer)
+        return "no tags at all" if answer is None else tagged(answer, steps)
 
     def verify(number, sample, vote):
-        return verification("CORRECT", *[True] * 3 * (ANSWERS[number][sample] is not None))
+        return verification("CORRECT", *[True] * steps * (ANSWERS[number][sample] is not None))
 
     return solver(tokenizer, solve), judge(tokenizer, verify, samples=3, logits_fn=logits_fn, **more)
 
@@ -166,6 +166,19 @@ def test_probabilities_choose(tokenizer, two_problems, tmp_path, monkeypatch):
         [(3 / 6 + 3 / 6) / 2, (3 / 6 + 3 / 6) / 2, (5 / 6 + 2 / 6) / 2, (5 / 6 + 2 / 6) / 2])
     page = (tmp_path / "out/tables.md").read_text()
     assert "| votes weighted by the verdict's probability | " in page and "FLOPs; its steps, read in one pass, " in page
+
+
+def test_probabilities_of_many_steps_choose_also_when_they_are_read_again(
+    tokenizer, two_problems, tmp_path, monkeypatch
+):
+    """0.34 ** 14 is 3e-7, and each wrong answer has less."""
+    read = {0: {"11": 0.34, "5": 0.33}, 1: {"5": 0.3, "16": 0.34, "6": 0.33}}
+    settings = settings_of(tmp_path / "out", "--samples=4", "--skip_greedy", "--verifier=a/b", sets=two_problems)
+    found = figures(evaluate(monkeypatch, settings, *scripted_pair(tokenizer, read, 14))["gsm8k"])
+    assert found["best_of_by_scored", 4] == found["vote_by_scored", 4] == 1.0 and found["majority", 4] == 0.5
+    tables = (tmp_path / "out/tables.csv").read_bytes()
+    evaluate(monkeypatch, settings, *scripted_pair(tokenizer, {}))  # all rows are stored
+    assert (tmp_path / "out/tables.csv").read_bytes() == tables
 
 
 def test_accuracy_at_equal_cost(tokenizer, two_problems, tmp_path, monkeypatch):

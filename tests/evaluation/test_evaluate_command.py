@@ -127,6 +127,17 @@ def test_generator_and_verifier_together(tokenizer, tmp_path, monkeypatch):
     assert re.findall(r"(?<=\| )[\d.]+", row) == ["37.5", "54.2", "75.0", "25.0"]  # 54.2: (3.5/6 + 3/6) / 2
 
 
+def test_the_page_says_what_chose_the_weights(tokenizer, tmp_path, monkeypatch):
+    chosen_by = "generator/accuracy on test.jsonl (checkpoint.keep_best)"
+    for name, generator in (("plain", solver(tokenizer, lambda *place: tagged(1))),
+                            ("best", dataclasses.replace(solver(tokenizer, lambda *place: tagged(1)),
+                                                         chosen_by=chosen_by))):
+        evaluate(monkeypatch, settings_of(tmp_path / name, sets=f"gsm8k:{ROWS / 'gsm8k_short.jsonl'}"), generator)
+    plain, best = ((tmp_path / name / "tables.md").read_text() for name in ("plain", "best"))
+    assert f"\n- the weights of the generator, `a/b`, were chosen by `{chosen_by}`: " in best
+    assert "were chosen by" not in plain and "nothing was chosen" not in best
+
+
 def test_a_grader_of_ones_own_decides(tokenizer, tmp_path, monkeypatch):
     """It accepts 5 for both problems, of whose samples it is one of four and two of four; greedy answers are 11."""
     monkeypatch.chdir(tmp_path)
@@ -293,7 +304,9 @@ def test_repeated_votes_and_samples_do_not_narrow_an_interval(tokenizer, tmp_pat
         verifier = judge(tokenizer, lambda number, *_: verification("CORRECT", *marks[number]), votes=votes)
         settings = settings_of(tmp_path / f"votes_{votes}", f"--votes={votes}", "--verifier=a/b", checkpoint=None,
                                sets=f"processbench_math:{ROWS / 'processbench.jsonl'}")
-        found.append(estimates(evaluate(monkeypatch, settings, None, verifier)["processbench_math"]))
+        result = evaluate(monkeypatch, settings, None, verifier)["processbench_math"]
+        found.append(estimates(result))
+        assert {one.name: one.count for one in result.metrics}["rate_misaligned"] == result.count  # not votes
     assert found[0] == found[1] and 0 < found[0]["rate_misaligned"].low < found[0]["rate_misaligned"].high < 1
     found, golds = [], [problem.answer for problem in load_problems(ROWS / FILES["gsm8k"]).problems]
     for samples in (1, 4):
@@ -398,6 +411,10 @@ def test_over_long_problems_count_as_wrong(tokenizer, tmp_path, monkeypatch):
     said = len(tokenizer.encode_response(verification("CORRECT", T, T, T)))
     assert figures(result)["verification_tokens", 0] == said
     assert len(result.notes) == 1  # there is nothing of theirs to judge
+    counts = {metric.name: metric.count for metric in result.metrics}
+    assert counts["prompt_flops"] == fitting and counts["sample_flops"] == counts["verification_tokens"] == 2 * fitting
+    assert f"Costs leave out the {len(problems) - fitting} problems that are too long; accuracies count them as " \
+           "wrong." in (tmp_path / "tables.md").read_text()
 
 
 def test_solutions_that_the_verifier_cannot_read_are_counted_once(tokenizer, tmp_path, monkeypatch):
@@ -410,6 +427,8 @@ def test_solutions_that_the_verifier_cannot_read_are_counted_once(tokenizer, tmp
                            sets=f"gsm8k:{tmp_path / 'two.jsonl'}")
     result = evaluate(monkeypatch, settings, solver(tokenizer, lambda *place: tagged(5)), verifier)["gsm8k"]
     assert figures(result)["verifier_rate_invalid", 0] == 1 / 2
+    assert {metric.count for metric in result.metrics if metric.name.startswith("verifier_")} == {2}  # not votes
+    assert "Costs leave out" not in (tmp_path / "out/tables.md").read_text()
     assert result.notes == ("3 of 6 solutions were not judged, and count as INVALID: their problem is too long for the "
                             "verifier",)
 

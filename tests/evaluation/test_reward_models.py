@@ -1,6 +1,7 @@
 """Process reward models in `tango_jax.judge` and `tango_jax.evaluate`: their first errors, their votes, mistakes."""
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -10,8 +11,14 @@ from support.paths import ROWS
 from support.reward_models import write_qwen_folder, write_trl_folder
 from support.tiny_checkpoints import write_tiny_folder
 from tango_jax import judge
+from tango_jax.data.processbench import solution_text
 from tango_jax.evaluate import main
+from tango_jax.evaluation.judging import open_verifier, read_solutions
 from tango_jax.judge import judge as judge_rows
+from tango_jax.records import Problem
+from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings
+from tango_jax.text.prompts import solution_of
+from tango_jax.text.templates import step_row
 
 ROWS_FILE = ROWS / "processbench.jsonl"
 GIVEN = [json.loads(line) for line in ROWS_FILE.read_text().splitlines()]
@@ -53,6 +60,21 @@ def test_other_solutions_change_a_step_and_those_after_it(folder):
     rows = [{**GIVEN[0], "steps": one} for one in (steps, [steps[0], "So it is 9.", steps[2]])]
     (first, second) = (row["mean"]["p_steps"] for row in judge_rows(rows, folder))
     assert first[0] == second[0] and abs(first[1] - second[1]) > 1e-4 and abs(first[2] - second[2]) > 1e-4
+
+
+def test_a_solution_that_is_cut_has_no_probability_without_a_verdict(folder, judged):
+    """Only its first step fits."""
+    whole, found = open_verifier(folder, CheckpointSamplerSettings()).with_weights(), set()
+    for row, given in zip(judged, GIVEN, strict=True):
+        solution = solution_of(Problem("", given["problem"], ""), solution_text(given["steps"]), len(given["steps"]))
+        ends = step_row(whole.template, whole.tokenizer, solution.problem, solution.text, whole.max_prompt).ends
+        [read] = read_solutions(dataclasses.replace(whole, max_prompt=ends[0] + 1), [[]], [solution])
+        p_first = row["mean"]["p_steps"][0]
+        is_open = len(ends) > 1 and p_first >= 0.5
+        assert read.num_tokens == ends[0] + 1
+        assert read.p_verdict is None if is_open else read.p_verdict == pytest.approx(p_first, abs=2e-6)
+        found.add((len(ends) > 1, p_first >= 0.5))
+    assert found >= {(True, True), (True, False)}
 
 
 @pytest.mark.parametrize("write", [write_trl_folder, write_qwen_folder])

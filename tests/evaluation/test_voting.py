@@ -54,6 +54,15 @@ def test_weights_add_up_and_frequency_decides_between_equal_sums():
     assert weighted_vote(votes, np.zeros(4), 4) == majority(votes, 4) == 1 / 2  # an empty verdict is a plain majority
 
 
+@pytest.mark.parametrize("steps", [14, 90])
+def test_products_of_many_steps_choose_as_well_as_few(steps):
+    """0.2 ** 14 is 2e-10, less than any weight that breaks ties."""
+    votes, p_M = ballot(A, RIGHT, A, B), np.array([0.15, 0.2, 0.15, 0.16]) ** steps
+    assert best_of(votes, p_M, 4) == weighted_vote(votes, p_M, 4) == 1
+    assert best_of(votes, p_M, 2) == weighted_vote(votes, p_M, 2) == 3 / 6  # the right one is in three of six choices
+    assert best_of(votes, p_M[[1, 1, 0, 0]], 4) == 1 / 2  # equal ones are drawn evenly
+
+
 def test_without_answers_nothing_is_right():
     votes = ballot(NO_ANSWER, NO_ANSWER, steps=[1, 1])
     assert set(selection_accuracies(votes, 2).values()) == {0.0}

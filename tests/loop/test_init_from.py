@@ -11,7 +11,7 @@ from tango_jax.ablation.experiment import run_experiment
 from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import stage_one
-from tango_jax.loop.init_from import check_init_from, what_it_lacks
+from tango_jax.loop.init_from import check_init_from, how_it_judged, what_it_lacks
 from tango_jax.loop.run import run_or_resume
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.console import Console
@@ -168,6 +168,16 @@ def test_a_stage_one_that_could_not_teach_a_prompt_is_not_said_to_have_it(tmp_pa
 def test_a_stage_one_without_the_prompts_of_the_arm_says_so(tmp_path, old, here, roles, said):
     store_arm(tmp_path, old)
     assert what_it_lacks(load_config(TINY, [f"arm={here}"]), roles, str(tmp_path)) == said
+
+
+@pytest.mark.parametrize("old, here, said", [
+    ("scored", "tango", ", whose verifications have no remarks"), ("scored_exact", "scored", ""),
+    ("tango", "scored", ", whose verifications have remarks"), ("tango", "fixed_verifier", ""),
+])
+def test_a_verifier_of_another_form_is_told_of(tmp_path, old, here, said):
+    store_arm(tmp_path, old)
+    save_config(load_config(TINY, [f"arm={old}"]), tmp_path / "config.json")
+    assert how_it_judged(load_config(TINY, [f"arm={here}"]), str(tmp_path)) == said
 
 
 def test_a_workdir_without_settings_goes_by_the_settings_here(source):
