@@ -38,6 +38,8 @@ def get_config(
     config.task.name, config.task.train = "math", problems
     for role in (config.generator, config.verifier):
         role.checkpoint, role.template = model, "math"
+        # In a turn of few problems all groups may lack a signal. Adam then follows the bonus alone, at full size.
+        role.loss.entropy_coef = 0.0
     config.checkpoint.keep = 1
     config.ablation.arms = tuple(name for name in config.ablation.arms if not ARMS[name].needs_gold_steps)
     return config
