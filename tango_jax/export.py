@@ -4,14 +4,15 @@
 
 The newest checkpoint is exported, from stage 2 if there is one, otherwise from stage 1; with --best, the one that
 checkpoint.keep_best kept. Adapters are merged into their base; --adapter exports them alone, as a folder of the peft
-library. --push=OWNER/NAME then uploads the folder to the Hugging Face hub, as a private repository if it is new. With
---config=FILE (and --config.key=value), the command fails unless the run was made with these settings.
+library. peft reads no .gguf file, so a base in one is written into the folder, as OUT/base. --push=OWNER/NAME then
+uploads the folder to the Hugging Face hub, as a private repository if it is new. With --config=FILE (and
+--config.key=value), the command fails unless the run was made with these settings.
 """
 
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,14 @@ from tango_jax.tracking.provenance import read_provenance
 from tango_jax.tracking.run_config import check_same_settings
 from tango_jax.weights.hf_layout import TEXT_PARTS
 from tango_jax.weights.model_card import Training, model_card
-from tango_jax.weights.peft_folder import read_lora_config, write_adapter
+from tango_jax.weights.peft_folder import BASE_FOLDER, read_lora_config, write_adapter
 from tango_jax.weights.prompting import NO_EXAMPLE, Example, Prompting
 from tango_jax.weights.push import check_push, push
 from tango_jax.weights.source import Source, kind_of, open_source
 from tango_jax.weights.to_hf import export_hf
 from tango_jax.weights.workdir import (
     best_step,
+    check_base,
     full_stage_one,
     has_one_policy,
     newest_checkpoints,
@@ -73,6 +75,11 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
     params = source.open_params()  # read one at a time as they are written; a damaged checkpoint is found here
     promptings = promptings_of(workdir, role, settings, is_best)
     card = card_of(workdir, role, source, only, promptings[0] if promptings else None)
+    return write_model(out, source, params, card, promptings=promptings, dtype=dtype)
+
+
+def write_model(out: Path, source: Source, params: dict, card: str, **options: Any) -> Path:
+    """Write a Hugging Face folder with the source's tokenizer. `options`: of `export_hf`."""
     with tempfile.TemporaryDirectory() as folder:
         source.write_tokenizer(Path(folder))
         return export_hf(
@@ -83,8 +90,7 @@ def export(workdir: Path, role: str, out: Path, dtype: str | None = None, is_bes
             tokenizer_folder=folder,
             generation_config=source.generation,
             card=card,
-            promptings=promptings,
-            dtype=dtype,
+            **options,
         )
 
 
@@ -104,8 +110,9 @@ def stage_ones(workdir: Path, role: str) -> list[str]:
     return [settings[name].init_from or str(workdir) for name in roles if is_trained(name)]
 
 
-def export_adapter(workdir: Path, role: str, out: Path, is_best: bool = False) -> Path:
-    """Write a role's newest or best adapters as a PEFT folder and return its path. Raises ValueError."""
+def export_adapter(workdir: Path, role: str, out: Path, is_best: bool = False, is_pushed: bool = False) -> Path:
+    """Write a role's newest or best adapters as a PEFT folder and return its path. With a .gguf file as base, it also
+    holds the base. `is_pushed`: it is then uploaded. Raises ValueError."""
     only = best_step(workdir) if is_best else None
     settings = read_config(workdir)
     source = start_source(settings, role, is_one_policy=has_one_policy(workdir))
@@ -119,17 +126,28 @@ def export_adapter(workdir: Path, role: str, out: Path, is_best: bool = False) -
     if isinstance(base, Path) or kind_of(base) == "workdir":
         raise ValueError(f"the {role}'s adapters in {workdir} belong to weights that a run trained ({base}), not to a "
                          "published checkpoint: export it without --adapter, merged")
-    if kind_of(base) == "gguf":
-        raise ValueError(f"the {role}'s adapters in {workdir} belong to {base}, and peft loads no .gguf file as a "
-                         "base: export it without --adapter, merged")
+    has_base = kind_of(base) == "gguf"
+    require(not (has_base and is_pushed), f"--push: the {role}'s adapters in {workdir} belong to {base}, and peft "
+            "finds no such base on the hub: leave out --adapter to upload the merged model, or leave out --push")
     adapters = jax.device_get(read_adapters(workdir, role, model, only))
     promptings = promptings_of(workdir, role, settings, is_best)
-    card = card_of(workdir, role, source, only, promptings[0] if promptings else None, is_adapter=True)
-    return write_adapter(out, model, adapters, base, card)
+    card = card_of(workdir, role, source, only, promptings[0] if promptings else None, is_adapter=True,
+                   base_folder=BASE_FOLDER * has_base)
+    write_base_fn = make_write_base(workdir, role, source) if has_base else None
+    return write_adapter(out, model, adapters, base, card, promptings, write_base_fn)
+
+
+def make_write_base(workdir: Path, role: str, source: Source) -> Callable[[Path], Path]:
+    """A function that writes the base of a role's adapters into a folder. ValueError: it has changed since the run."""
+    params = source.open_params()
+    check_base(newest_checkpoints(workdir, role)[0], role, source.model_config, params)
+    card = model_card(f"{Path(source.name).name} as a Hugging Face folder", {}, None, Training(licence=source.licence))
+    return lambda folder: write_model(folder, source, params, card)
 
 
 def card_of(
-    workdir: Path, role: str, source: Source, only: int | None, prompting: Prompting | None, is_adapter: bool = False
+    workdir: Path, role: str, source: Source, only: int | None, prompting: Prompting | None, is_adapter: bool = False,
+    base_folder: str = "",
 ) -> str:
     settings, (directory, part) = read_config(workdir), newest_checkpoints(workdir, role)
     # The step that is read.
@@ -156,6 +174,7 @@ def card_of(
         evaluated=moment(row["step"], is_stage_one) if row else "",
         example=example_of(settings, source.tokenizer),
         is_adapter=is_adapter,
+        base_folder=base_folder,
     )
 
 
@@ -241,7 +260,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--role", choices=ROLES, default="generator", help="default: %(default)s")
     parser.add_argument("--out", required=True, help="folder to write; it must not exist, or be empty")
     parser.add_flag("--best", "the checkpoint that checkpoint.keep_best kept")
-    parser.add_flag("--adapter", "the adapters alone, as a folder of the peft library")
+    parser.add_flag("--adapter", "the adapters alone, as a folder of the peft library; a base in a .gguf file is "
+                    "written into it, as OUT/base")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload the folder to this repository of the Hugging Face "
                         "hub; if it is new, it is private")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="what to store; default: as it is")
@@ -265,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             config = load_options(parser, args, overrides)
             check_same_settings(config, workdir / "config.json")
         if args.adapter:
-            folder = export_adapter(workdir, args.role, out, args.best)
+            folder = export_adapter(workdir, args.role, out, args.best, args.push is not None)
         else:
             folder = export(workdir, args.role, out, args.dtype, args.best)
         files = json.dumps(sorted(path.name for path in folder.iterdir()))

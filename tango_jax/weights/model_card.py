@@ -48,9 +48,10 @@ def model_card(
     evaluated: str = "",
     example: Example = NO_EXAMPLE,
     is_adapter: bool = False,
+    base_folder: str = "",
 ) -> str:
     """`trained` and `evaluated` name the weights ("after turn 8"). `example` is what the card's code samples for.
-    `is_adapter`: it is for peft."""
+    `is_adapter`: it is for peft. `base_folder`: the folder beside the card that holds the adapters' base."""
     front = ["---", f"library_name: {'peft' if is_adapter else 'transformers'}", "pipeline_tag: text-generation"]
     front += [f"base_model: {training.base_model}"] if training.base_model else []
     front += [f"{name}: {value}" for name, value in training.licence.items()]
@@ -60,10 +61,10 @@ def model_card(
     lines += [f"# {title}", "", f"Made by tango_jax, an implementation of RL Tango (arXiv 2505.15034).{weights}", ""]
     if prompting is not None:
         turn, file = ", as the user's turn of the chat template,", f" (`{TEMPLATE_FILE}`)"
-        lines += ["## Use", "", *_use(prompting, example, is_adapter), "",
-                  f"It was trained on this prompt{turn * prompting.use_chat}{file * (not is_adapter)}:", "",
+        lines += ["## Use", "", *_use(prompting, example, is_adapter, base_folder), "",
+                  f"It was trained on this prompt{turn * prompting.use_chat}{file}:", "",
                   markdown_fence(prompting.template), ""]
-    lines += _training(training)
+    lines += _training(training, base_folder)
     if metrics:
         lines += ["## Evaluation", "", *([f"Of the weights {evaluated}:", ""] if evaluated else [])]
         lines += ["| name | value |", "|---|---|"]
@@ -73,20 +74,21 @@ def model_card(
     return "\n".join(lines)
 
 
-def _use(prompting: Prompting, example: Example, is_adapter: bool) -> list[str]:
+def _use(prompting: Prompting, example: Example, is_adapter: bool, base_folder: str) -> list[str]:
     if prompting.is_scored:
         return [f"It does not write: its marks are read in one pass (`{typed_command('judge')} --scored`)."]
-    if is_adapter:
+    if is_adapter and not base_folder:
         return ["In this folder:", "", "```python", "from peft import AutoPeftModelForCausalLM",
                 'model = AutoPeftModelForCausalLM.from_pretrained(".")  # and the base that it names', "```"]
-    return ["In this folder:", "", "```python", prompting.snippet(example), "```"]
+    return ["In this folder:", "", "```python", prompting.snippet(example, base_folder), "```"]
 
 
-def _training(training: Training) -> list[str]:
+def _training(training: Training, base_folder: str) -> list[str]:
     lines, base = [], training.base_model
-    if base:
-        licence = training.licence.get("license_name") or training.licence.get("license", "see its page")
-        lines += [f"- Base: [{base}]({HUB}/{base}), licence: {licence}"]
+    if base or base_folder:
+        link, unknown = (f"[{base}]({HUB}/{base})", "see its page") if base else (f"`{base_folder}`", "not stated")
+        licence = training.licence.get("license_name") or training.licence.get("license", unknown)
+        lines += [f"- Base: {link}, licence: {licence}"]
     lines += [f"- Problems: {training.problems}"] if training.problems else []
     lines += ["- Command:", "", markdown_fence(training.command)] if training.command else []
     return ["## Training", "", *lines, ""] if lines else []

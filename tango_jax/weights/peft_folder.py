@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,9 +18,11 @@ from tango_jax.runtime.hub import parse_hub_id
 from tango_jax.runtime.sealed import SAVING, commit
 from tango_jax.weights.hf_layout import LAYOUTS
 from tango_jax.weights.model_card import CARD_FILE
+from tango_jax.weights.prompting import Prompting
 from tango_jax.weights.safetensors_files import shorten, write_tensors
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+BASE_FOLDER = "base"  # in an adapter's folder: its base, where peft could not load it otherwise
 MODULES = {name: LAYOUTS[f"layers/{name}"].name.split(".")[-2] for name in MATRICES}  # {"q": "q_proj", ...}
 # Settings that are read, or that no longer matter for a trained adapter.
 KNOWN = ("peft_type", "r", "lora_alpha", "target_modules", "init_lora_weights", "auto_mapping", "peft_version",
@@ -34,9 +38,18 @@ PLAIN = {"use_dora": False, "modules_to_save": None, "rank_pattern": {}, "alpha_
 INIT_WEIGHTS = (True, False, None, "gaussian", "eva")
 
 
-def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str, card: str = "") -> Path:
+def write_adapter(
+    folder: Path,
+    config: ModelConfig,
+    adapters: dict,
+    base: str,
+    card: str = "",
+    promptings: Sequence[Prompting] = (),
+    write_base_fn: Callable[[Path], Any] | None = None,
+) -> Path:
     """Write the folder and return it; ValueError if it is not empty. `base`: checkpoint or hub id[@revision]. `card`:
-    its README.md."""
+    its README.md. `promptings`: as of `export_hf`. `write_base_fn`: writes the base, which then is BASE_FOLDER in it.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} already exists and is not an empty folder: choose another one, or remove it")
     lora, tensors = config.lora, {}
@@ -46,8 +59,9 @@ def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str, 
             stem = _stem(name, layer)
             tensors[f"{stem}.lora_A.weight"] = np.ascontiguousarray(wide.reshape(-1, lora.rank).T)
             tensors[f"{stem}.lora_B.weight"] = np.ascontiguousarray(narrow.reshape(lora.rank, -1).T)
-    local = Path(base).expanduser().absolute()  # readable from any folder
-    name, revision = (str(local), None) if local.exists() else parse_hub_id(base) or (base, None)
+    local = folder.absolute() / BASE_FOLDER if write_base_fn else Path(base).expanduser().absolute()
+    is_local = write_base_fn or local.exists()  # then named so that it is found from any folder
+    name, revision = (str(local), None) if is_local else parse_hub_id(base) or (base, None)
     settings = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": name, "revision": revision,
         "inference_mode": True,
@@ -59,9 +73,13 @@ def write_adapter(folder: Path, config: ModelConfig, adapters: dict, base: str, 
     saving.mkdir(parents=True)
     if card:
         (saving / CARD_FILE).write_text(card, encoding="utf-8")
+    for prompting in promptings:
+        prompting.write(saving, is_other=prompting is not promptings[0])
     (saving / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     try:
         write_tensors(tensors, saving / WEIGHTS_FILE)
+        if write_base_fn:
+            write_base_fn(saving / BASE_FOLDER)
     except OSError:
         shutil.rmtree(saving, ignore_errors=True)
         raise

@@ -30,17 +30,22 @@ class Prompting(NamedTuple):
     is_scored: bool = False  # a verifier writes nothing: its marks are read in one pass (text/mark_rows.py)
     chosen_by: str = ""  # the metric, and its problems, by which the run chose these weights; empty: none did
 
-    def snippet(self, example: Example) -> str:
-        """Python for the exported folder that samples from the model."""
+    def snippet(self, example: Example, base: str = "") -> str:
+        """Python for the exported folder that samples from the model. `base`: the folder in it with an adapter's base.
+        """
         fields = {"{problem}": example.problem, "{num_steps}": str(example.num_steps), "{solution}": example.solution}
         filled = "".join(f'.replace("{name}", {text!r})' for name, text in fields.items() if name in self.template)
         encoded = 'tokenizer(prompt, return_tensors="pt")'
         if self.use_chat:
             encoded = ('tokenizer.apply_chat_template([{"role": "user", "content": prompt}], '
                        'add_generation_prompt=True, return_dict=True, return_tensors="pt")')
+        name = base or "."
+        opened = f'AutoTokenizer.from_pretrained("{name}"), AutoModelForCausalLM.from_pretrained("{name}")'
         return "\n".join((
+            *["from peft import PeftModel"] * bool(base),
             "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            'tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForCausalLM.from_pretrained(".")',
+            f"tokenizer, model = {opened}",
+            *['model = PeftModel.from_pretrained(model, ".")'] * bool(base),
             f'prompt = open("{TEMPLATE_FILE}", encoding="utf-8").read(){filled}',
             f"inputs = {encoded}",
             f"print(tokenizer.decode(model.generate(**inputs, max_new_tokens={self.max_new_tokens})[0], "

@@ -87,7 +87,7 @@ def open_workdir(
             stage_one = full_stage_one(config, workdir, role)
             start = open_state(stage_one, shapes, part=("params",)).state if stage_one else base.open_params(shardings)
             adapters = open_adapters(workdir, role, saved, shardings, only)
-            _check_base(directory, role, saved, start)
+            check_base(directory, role, saved, start)
             params = merged(saved, start, adapters["layers"], shardings)
         else:
             params = open_state(directory, shapes, part, only).state
@@ -132,7 +132,7 @@ def merged(model: ModelConfig, start: dict, adapters: dict, shardings: dict | No
     return jax.tree_util.tree_map_with_path(open_leaf, start, *([] if shardings is None else [shardings]))
 
 
-def _check_base(directory: Path, role: str, model: ModelConfig, start: dict) -> None:
+def check_base(directory: Path, role: str, model: ModelConfig, start: dict) -> None:
     """Check that adapters belong to these weights, if their checkpoint recorded them."""
     meta = peek_meta(directory).meta
     saved = meta.get("source_fingerprint", {}).get(f"{role}{BASE}") or meta.get("made_from", {}).get("base")

@@ -7,6 +7,7 @@ import re
 import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -14,13 +15,14 @@ import pytest
 from huggingface_hub import metadata_load
 
 from support.evaluation_cases import settings_of
-from support.hf_loading import assert_equal_trees
+from support.hf_cases import Inputs
+from support.hf_loading import TOLERANCE, add_adapters, assert_equal_trees, logits
 from support.paths import ROOT
 from support.small_hub import TOKEN
-from support.tiny_checkpoints import save_run, save_step, tiny_params, write_tiny_folder, write_tiny_gguf
+from support.tiny_checkpoints import full_disk, save_run, save_step, tiny_params, write_tiny_folder, write_tiny_gguf
 from tango_jax import export
 from tango_jax.cli.command_line import parse_command_line
-from tango_jax.config import default_config
+from tango_jax.config import ROLES, default_config
 from tango_jax.evaluation.command import check_settings, save_settings
 from tango_jax.judge import judge
 from tango_jax.loop.init_from import check_init_from
@@ -29,7 +31,7 @@ from tango_jax.models.lora import init_adapters
 from tango_jax.models.transformer import init_params
 from tango_jax.records import Problem
 from tango_jax.runtime import checkpoint
-from tango_jax.runtime.trees import flatten_names
+from tango_jax.runtime.trees import flatten_names, tree_fingerprint
 from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings, open_checkpoint_sampler
 from tango_jax.tasks.registry import make_task
 from tango_jax.text.templates import (
@@ -504,6 +506,86 @@ def test_the_card_says_what_the_run_was_made_of(tmp_path):
         assert (front["library_name"], front["license"], front["datasets"]) == (library, "apache-2.0", ["openai/gsm8k"])
         assert "- Problems: hub:openai/gsm8k:main/train; stage 1 imitates teacher.jsonl\n" in card
         assert f"```text\n{command}\n```" in card and "## Use" in card
+
+
+def gguf_run(gguf, workdir, base_digest: str = "") -> list[str]:
+    """The arguments that export the adapters of a run whose base is a .gguf file, without an --out."""
+    config = default_config()
+    config.task.name, config.task.train = "math", "gsm8k_train"
+    for role in (config.generator, config.verifier):
+        role.checkpoint, role.use_chat, role.max_response, role.model.lora.rank = str(gguf), True, 6, 2
+    save_config(config, workdir / "config.json")
+    source = start_source(config, "generator")
+    shapes = jax.eval_shape(lambda: init_adapters(source.model_config, jax.random.key(0)))
+    rng = np.random.default_rng(5)
+    adapters = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape, scale=0.1).astype(leaf.dtype), shapes)
+    states = {"params": adapters, "step": np.array(1, np.int32)}
+    base_digest = base_digest or tree_fingerprint(source.open_params())
+    meta = {"source_fingerprint": {"templates": templates_digest({role: TEMPLATES[role, "math"] for role in ROLES}),
+                                   "generator_base": base_digest}}
+    save_step(workdir / "checkpoints", 3, {"generator": states, "verifier": states}, meta)
+    return [f"--workdir={workdir}", "--adapter"]
+
+
+@pytest.mark.parametrize("by", ["peft", "formula"])
+def test_the_adapters_of_a_gguf_run_on_the_exported_base(by, gguf, tmp_path, monkeypatch, capsys):
+    """The card's code gives the logits of the run's policy, also after the folder was moved. Without peft, the formula
+    that it documents stands in for it."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    if by == "peft":
+        pytest.importorskip("peft")
+    assert export.main([*gguf_run(gguf, tmp_path / "run"), f"--out={tmp_path / 'out'}"]) == 0
+    named = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert (named["base_model_name_or_path"], named["revision"]) == (str(tmp_path / "out/base"), None)
+    base, start = open_source(named["base_model_name_or_path"]), open_source(str(gguf))
+    assert_equal_trees(base.load_params(), start.load_params())
+    assert base.tokenizer.encode_fn(TEXT) == start.tokenizer.encode_fn(TEXT)
+    assert base.tokenizer.stop_ids == start.tokenizer.stop_ids
+
+    (tmp_path / "out").rename(tmp_path / "moved")
+    monkeypatch.chdir(tmp_path / "moved")
+    card = Path("README.md").read_text()
+    [snippet] = re.findall(r"```python\n(.*?)\n```", card, re.DOTALL)
+    made = {}
+    if by == "formula":
+        made["PeftModel"] = SimpleNamespace(from_pretrained=add_adapters)
+        snippet = snippet.removeprefix("from peft import PeftModel\n")
+    exec(snippet, made)
+    assert len(made["inputs"]["input_ids"][0]) > 50 and "What is 3 + 4?" in capsys.readouterr().out
+    own, token = open_workdir(tmp_path / "run", "generator"), np.asarray(made["inputs"]["input_ids"], np.int32)
+    inputs = Inputs(token, np.arange(token.shape[1])[None], np.ones_like(token, bool))
+    with torch.no_grad():
+        theirs, bare = (model(made["inputs"]["input_ids"]).logits.numpy() for model in (
+            made["model"].float(), AutoModelForCausalLM.from_pretrained("base", dtype=torch.float32)))
+    ours = np.asarray(logits(own.model_config, own.load_params(), inputs))
+    np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+    assert np.abs(theirs - bare).max() > 0.1
+    assert metadata_load("README.md")["library_name"] == "peft" and "- Base: `base`, licence: not stated\n" in card
+    assert "# model.gguf as a Hugging Face folder\n" in Path("base/README.md").read_text()
+
+
+@pytest.mark.parametrize("base_digest, options, message", [
+    ("of other weights", [], "were trained on other weights than the run's generator starts from now: put back"),
+    ("", ["--push=me/model"], "model.gguf, and peft finds no such base on the hub: leave out --adapter to upload the"),
+])
+def test_the_base_in_a_gguf_has_not_changed_and_is_not_uploaded(hub, gguf, tmp_path, monkeypatch, capsys, base_digest,
+                                                                options, message):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(SystemExit):
+        export.main([*gguf_run(gguf, tmp_path / "run", base_digest), f"--out={tmp_path / 'out'}", *options])
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not list(tmp_path.glob("out*")) and hub.posted == []
+
+
+def test_a_disk_that_fills_up_while_the_base_is_written_leaves_nothing(gguf, tmp_path, monkeypatch):
+    arguments = gguf_run(gguf, tmp_path / "run")
+    monkeypatch.setattr("tango_jax.weights.to_hf.commit", full_disk)
+    with pytest.raises(SystemExit):
+        export.main([*arguments, f"--out={tmp_path / 'out'}"])
+    assert not list(tmp_path.glob("out*"))
 
 
 SUM = (Problem("asked", "What is 3 + 4?", "7"), r"<think><step>3 + 4 = 7</step></think><answer>\boxed{7}</answer>", 1)

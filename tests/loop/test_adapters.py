@@ -12,9 +12,10 @@ import optax
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from support.hf_loading import add_adapters
 from support.paths import CONFIGS
 from support.policies import policies_of
-from support.tiny_checkpoints import MODEL, tiny_params, write_tiny_folder, write_tiny_gguf
+from support.tiny_checkpoints import MODEL, tiny_params, write_tiny_folder
 from support.tiny_train import StopAfter, repeatable_rows
 from tango_jax import export
 from tango_jax.cli.command_line import load_config
@@ -352,15 +353,6 @@ def test_an_adapter_names_its_base_as_peft_loads_it(model, whole, tmp_path, monk
         assert (settings["base_model_name_or_path"], settings["revision"]) == (str(tmp_path / "base"), None)
 
 
-def test_adapters_of_a_gguf_file_are_no_folder_for_peft(tmp_path):
-    gguf = write_tiny_gguf(tmp_path / "model.gguf")
-    save_config(config_of(gguf), tmp_path / "run/config.json")
-    with pytest.raises(ValueError, match=r"belong to .*model\.gguf, and peft loads no \.gguf file as a base: export it "
-                                         "without --adapter"):
-        export.export_adapter(tmp_path / "run", "generator", tmp_path / "adapter")
-    assert not (tmp_path / "adapter").exists()
-
-
 def test_the_text_part_of_a_model_of_text_and_images_has_no_adapter_for_peft(whole, tmp_path, monkeypatch):
     def read_from_the_whole_model(*args, **named):
         return dataclasses.replace(start_source(*args, **named), architecture="gemma3")
@@ -372,18 +364,11 @@ def test_the_text_part_of_a_model_of_text_and_images_has_no_adapter_for_peft(who
 
 
 def test_an_adapter_of_peft_computes_the_same(whole, model, tmp_path):
-    """Against torch, by the formula that peft documents: W x + lora_alpha / r * lora_B lora_A x."""
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM
 
     out = export.export_adapter(whole, "generator", tmp_path / "adapter")
-    settings = json.loads((out / "adapter_config.json").read_text())
-    tensors = load_file(out / "adapter_model.safetensors")
-    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    for name, module in theirs.named_modules():
-        if (key := f"base_model.model.{name}.lora_A.weight") in tensors:
-            a, b = (torch.from_numpy(tensors[key.replace("lora_A", part)]) for part in ("lora_A", "lora_B"))
-            module.weight.data += settings["lora_alpha"] / settings["r"] * b @ a
+    theirs = add_adapters(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), out)
     merged = AutoModelForCausalLM.from_pretrained(export.export(whole, "generator", tmp_path / "merged"),
                                                   dtype=torch.float32)
     token = torch.arange(5, 25)[None]

@@ -1,11 +1,14 @@
 """What the tests of import and export share: load a folder, run it, compare trees, shard a tree."""
 
 import functools
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from safetensors.numpy import load_file
 
 from tango_jax.models import transformer
 from tango_jax.models.attention import make_packed_attention
@@ -34,6 +37,21 @@ def assert_equal_trees(tree, expected):
     for (path, leaf), other in zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(expected), strict=True):
         assert leaf.dtype == other.dtype, path
         np.testing.assert_array_equal(np.asarray(leaf), np.asarray(other), err_msg=str(path))
+
+
+def add_adapters(model, folder):
+    """A torch model with the adapters of a folder in it, by the formula that peft documents: W x + lora_alpha / r *
+    lora_B lora_A x."""
+    import torch
+
+    settings = json.loads((Path(folder) / "adapter_config.json").read_text())
+    tensors = load_file(Path(folder) / "adapter_model.safetensors")
+    for name, module in model.named_modules():
+        if (key := f"base_model.model.{name}.lora_A.weight") in tensors:
+            a, b = (torch.from_numpy(tensors.pop(key.replace("lora_A", part))) for part in ("lora_A", "lora_B"))
+            module.weight.data += settings["lora_alpha"] / settings["r"] * b @ a
+    assert not tensors
+    return model
 
 
 def shardings_of(config):

@@ -89,6 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
         hub, token, is_large = self.server.hub, self.headers["Authorization"], False
         start = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").split("-")[0])
         api, found = _API.match(self.path), _FILE.match(self.path)
+        if not (api or found):  # what some clients ask for on their own, such as /api/agent-harnesses
+            return self.refuse(404, "", f"no {self.path} here")
         asked = {name: unquote(value) for name, value in (api or found).groupdict().items()}
         is_large = self.headers["Host"] == hub.large_host
         hub.requests.append(Request(self.command, asked.get("file"), is_large, token is not None, start))

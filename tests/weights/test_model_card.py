@@ -35,7 +35,14 @@ def test_model_card(tmp_path):
 def test_the_card_of_adapters_is_for_peft():
     card = model_card("Generator", {}, PROMPTING, TRAINING, is_adapter=True)
     assert card.startswith("---\nlibrary_name: peft\n") and "AutoPeftModelForCausalLM" in card
-    assert "Problem: {problem}" in card and "prompt_template.txt" not in card  # which the folder lacks
+    assert "Problem: {problem}" in card and "- Base: [Qwen/Qwen2.5-7B]" in card
+
+
+@pytest.mark.parametrize("licence, said", [({"license": "mit"}, "mit"), ({}, "not stated")])
+def test_the_card_of_adapters_names_the_folder_with_their_base(licence, said):
+    card = model_card("Generator", {}, PROMPTING, Training(licence=licence), is_adapter=True, base_folder="base")
+    assert f"- Base: `base`, licence: {said}\n" in card and "AutoPeftModelForCausalLM" not in card
+    assert 'AutoModelForCausalLM.from_pretrained("base")' in card and 'PeftModel.from_pretrained(model, ".")' in card
 
 
 @pytest.mark.parametrize("card, licence", [
