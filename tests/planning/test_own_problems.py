@@ -67,7 +67,9 @@ def test_three_flags_make_a_whole_configuration(folder, tmp_path):
     notes = config.notes.splitlines()
     assert notes[0].startswith(f"problems: 180 for training and 20 held out, of 200 in {problems}, read as ")
     assert len(notes) == 7 and config.task.stage_one == "self"
-    assert "first looks at up to 32 samples" in notes[5] and "self.problems=64 x self.samples=4 = 256 samples" in notes[5]
+    assert "first looks at up to 32 samples" in notes[5]
+    assert "self.problems=64 x self.samples=4 = 256 samples" in notes[5]
+    assert "first looks at up to 24 samples" in own(folder, problems, "self.problems=24").notes
     assert f"max_prompt={config.generator.max_prompt}" in notes[1]
     assert "rl.generator_steps=20 (45 draw every problem once) after rl.warmup_steps=2" in notes[4]
     twice, judged = own(folder, problems, "arm=second_try"), own(folder, problems, "arm=meta_judged")
