@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from tango_jax.config import ROLES
 from tango_jax.method.own_arm import shares_policy
 from tango_jax.records import Memory, States
 from tango_jax.rl.policy import Policy
@@ -15,6 +16,8 @@ from tango_jax.runtime.checks import require
 from tango_jax.runtime.sealed import complete_steps
 from tango_jax.weights.source import NUMERICS
 from tango_jax.weights.workdir import BASE, has_one_policy, read_config, start_source
+
+REFERENCE = "_reference"  # after a role, in the fingerprints of a fork: the weights that its KL term refers to
 
 
 def check_fork(config: ConfigDict, policies: dict[str, Policy], abstract_states: States) -> None:
@@ -41,17 +44,36 @@ def read_fork(
     config: ConfigDict, fork: Mapping[str, Any], abstract_states: States, fingerprints: dict[str, str]
 ) -> Restored:
     """The policies of the other run, with their moments, as the checkpoint of a run without turns. If the problems are
-    the same ones, they go on where it was. Other statistics go on if the arm is the same one as well, and the measured
-    accuracy of the verifier if it also judges as there. `fork`: as in provenance.json."""
-    found = read_state(Path(config.fork_of).expanduser() / "checkpoints", abstract_states, only=fork["turn"])
+    the same ones, they go on where it was. Other statistics go on if the arm is the same one as well: the measured
+    accuracy of the verifier if it also judges as there, and the counts of labels if turns are as large. `fork`: as in
+    provenance.json.
+
+    Raises ValueError: adapters of another base, or a KL term that would refer to other weights than there.
+    """
+    place = Path(config.fork_of).expanduser()
+    found = read_state(place / "checkpoints", abstract_states, only=fork["turn"])
     theirs = found.meta["source_fingerprint"]
     others = [name for name, now in fingerprints.items() if name.endswith(BASE) and theirs.get(name, now) != now]
     require(not others, f"fork_of={config.fork_of}: its adapters were trained on other weights than this run loads "
             f"({', '.join(others)}): name the checkpoint of that run, and its stage 1 in init_from")
+    others = [role for role in ROLES if config[role].loss.kl_coef > 0 and role in fingerprints
+              and theirs.get(f"{role}{REFERENCE}", theirs.get(role)) != fingerprints[role]
+              and not _is_fresh_adapter(config, role, fingerprints)]
+    require(not others, f"fork_of={config.fork_of}: the KL term of the {' and of the '.join(others)} would refer to "
+            f"other weights than there: keep that run's seed, checkpoints and stage 1, or set "
+            f"{' and '.join(f'{role}.loss.kl_coef=0' for role in others)}")
     memory, there = Memory(), Memory.restored(found.meta)
     if fork["is_task"] and theirs["problems"] == fingerprints["problems"]:
-        memory = there.replace(turn=0) if fork["is_arm"] else Memory(cursors=there.cursors, passes=there.passes)
+        memory = there.replace(turn=0) if fork["is_arm"] else Memory(cursors=there.cursors)
     if not fork["is_judge"]:
         memory = memory.replace(evidence=())
+    if not fork["is_batch"]:
+        memory = memory.replace(label_counts=Memory().label_counts)
     begun = {"metrics_bytes": 0, "seconds": 0.0, "owes_evaluation": True}
     return found._replace(step=0, meta=memory.stored() | begun)
+
+
+def _is_fresh_adapter(config: ConfigDict, role: str, fingerprints: Mapping[str, str]) -> bool:
+    """Such a reference is its base, whose digest is compared, whatever the seed has drawn."""
+    own = config[role]
+    return f"{role}{BASE}" in fingerprints and not (own.sft.steps or own.init_from or own.adapter)

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.loop.best import Best
 from tango_jax.loop.describe import describe_results
-from tango_jax.loop.fork import read_fork
+from tango_jax.loop.fork import REFERENCE, read_fork
 from tango_jax.method.own_arm import shares_policy
 from tango_jax.models.lora import split
 from tango_jax.records import Memory, States
@@ -26,8 +26,6 @@ from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
 from tango_jax.weights.workdir import BASE
-
-REFERENCE = "_reference"  # after a role, in the fingerprints of a fork: the weights that its KL term refers to
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,13 +23,13 @@ from tango_jax.runtime.sealed import commit
 from tango_jax.tasks.prompt_lengths import make_over
 from tango_jax.tasks.self_text import (
     GATE,
-    LEAST_QUESTIONS,
     LOOKED_AT,
     SELF,
     Claim,
     agrees,
     as_fields,
     closed,
+    has_layout,
     is_well_formed,
     keep_solutions,
     keep_verifications,
@@ -46,6 +46,7 @@ from tango_jax.tasks.worked_examples import examples_of, read_examples, with_kno
 from tango_jax.text.prompts import solution_of
 from tango_jax.text.tokenizer import Tokenizer
 
+LEAST_QUESTIONS = 2  # one to imitate, and one for the held-out loss
 HELDOUT_SHARE = 10  # one kept row in ten is held out
 CLOSING_TAG = {"generator": "answer", "verifier": "final_verification"}
 ROUNDS = "rounds.json"
@@ -86,20 +87,26 @@ class Pupil(NamedTuple):
         most, tag = self.config[SELF].keep, CLOSING_TAG[self.role]
         if self.role == "generator":
             texts = [[(closed(one.text, tag), one.is_right) for one in own] for own in sampled]
-            return keep_solutions(self.parents, texts, most, self.task.min_steps)
+            return keep_solutions(self.parents, texts, most, self.task.min_steps, self.is_strict())
         return keep_verifications(self.parents, [[closed(one.text, tag) for one in own] for own in sampled], most)
 
     def well_formed(self, sampled: list[list[Sampled]], is_cut: bool) -> float:
-        """The share of samples with a full format; of the first parents alone where `sampled` ends with them. `is_cut`:
-        up to the closing tag, whatever follows. Shares with and without the cut do not compare."""
-        found = [self._is_well_formed(parent, one, is_cut)
+        """The share of samples with a full format, and solutions with the layout; of the first parents alone where
+        `sampled` ends with them. `is_cut`: up to the closing tag, whatever follows. Shares with and without the cut do
+        not compare."""
+        is_strict = self.is_strict()
+        found = [self._is_well_formed(parent, one, is_cut, is_strict)
                  for parent, own in zip(self.parents, sampled, strict=False) for one in own]
         return sum(found) / len(found)
 
-    def _is_well_formed(self, parent: Problem | Claim, one: Sampled, is_cut: bool) -> bool:
+    def is_strict(self) -> bool:
+        """Where all worked examples have the layout of the text contract, solutions must have it, too."""
+        return all(has_layout(row.solution) for row in read_examples(self.config))
+
+    def _is_well_formed(self, parent: Problem | Claim, one: Sampled, is_cut: bool, is_strict: bool) -> bool:
         text = closed(one.text, CLOSING_TAG[self.role]) if is_cut else one.text.strip()
         if self.role == "generator":
-            is_formed = is_well_formed(text, self.task.min_steps)
+            is_formed = is_well_formed(text, self.task.min_steps, is_strict)
         else:
             is_formed = parse_verification(text, parent.num_steps).format_score == 1.0
         return is_formed and (is_cut or not one.is_truncated)

@@ -16,7 +16,6 @@ SELF = "self"  # the value of task.stage_one, the keys' group, and the folder in
 GATE = 0.8  # share of samples by the plain prompt that are well formed, from which on turns teach the rest
 LOOKED_AT = 32  # such samples before and after a round: a share of .8 is then known to about .07
 
-LEAST_QUESTIONS = 2  # to imitate: one, and one for the held-out loss
 _TAG = re.compile(r"</?\w+>")
 _LAYOUT = re.compile(r"<think>( <step> </step>)+ </think> <answer> </answer>")
 
@@ -41,30 +40,30 @@ def closed(text: str, tag: str) -> str:
     return f"{head}{end}".strip()
 
 
-def is_well_formed(text: str, min_steps: int) -> bool:
-    """Whether the format score is full, and no step begins in another: small models write `<step>` twice."""
-    parsed = parse_solution(text, min_steps)
-    return parsed.format_score == 1.0 and not any("<step>" in step for step in parsed.steps)
-
-
 def has_layout(text: str) -> bool:
-    """Whether its tags are those of the prompt, each closed: the format score asks for steps and an answer alone, and
-    `<thought>` or a missing `<think>` would be imitated."""
+    """Whether its tags are those of the text contract, in order and closed. The format score asks for steps and an
+    answer alone."""
     return _LAYOUT.fullmatch(" ".join(_TAG.findall(text))) is not None
 
 
+def is_well_formed(text: str, min_steps: int, is_strict: bool = False) -> bool:
+    """Whether the format score is full, and no step begins in another: small models write `<step>` twice. `is_strict`:
+    and whether it has the layout, since `<thought>` or a missing `<think>` would be imitated."""
+    parsed = parse_solution(text, min_steps)
+    is_formed = parsed.format_score == 1.0 and not any("<step>" in step for step in parsed.steps)
+    return is_formed and (not is_strict or has_layout(text))
+
+
 def keep_solutions(
-    problems: Sequence[Problem], texts: Sequence[Sequence[tuple[str, bool]]], most: int, min_steps: int
+    problems: Sequence[Problem], texts: Sequence[Sequence[tuple[str, bool]]], most: int, min_steps: int,
+    is_strict: bool = False,
 ) -> list[TaggedRow]:
-    """Of each problem's (text, is right) at most `most` different ones that are right and well formed; those with the
-    prompt's layout alone, where at least LEAST_QUESTIONS problems have some."""
-    good = [list(dict.fromkeys(text for text, is_right in own if is_right and is_well_formed(text, min_steps)))
-            for own in texts]
-    laid_out = [list(filter(has_layout, own)) for own in good]
-    questions = {problem.question for problem, own in zip(problems, laid_out, strict=True) if own}
-    chosen = laid_out if len(questions) >= LEAST_QUESTIONS else good
-    return [TaggedRow(problem, text, len(parse_solution(text).steps), "")
-            for problem, own in zip(problems, chosen, strict=True) for text in own[:most]]
+    """Of each problem's (text, is right) at most `most` different ones that are right and well formed."""
+    kept = []
+    for problem, own in zip(problems, texts, strict=True):
+        good = dict.fromkeys(text for text, is_right in own if is_right and is_well_formed(text, min_steps, is_strict))
+        kept += [TaggedRow(problem, text, len(parse_solution(text).steps), "") for text in itertools.islice(good, most)]
+    return kept
 
 
 def choose_claims(

@@ -4,8 +4,9 @@
                   "files": {key: sha256}, "weights": {key: digest}],
      "files": {key: {"path", "sha256", "copy"}} of the last start, with the copies in WORKDIR/user_files,
      "arm": the record of the arm (method/own_arm.py),
-     "fork": of a fork, {"run": the other run's workdir, "turn", "digest": of its checkpoint, "is_task", "is_arm" and
-             "is_judge": whether that run had this task and this arm, and its verifier judged as here},
+     "fork": of a fork, {"run": the other run's workdir, "turn", "digest": of its checkpoint, "is_task", "is_arm",
+             "is_judge", "is_batch": whether that run had this task, this arm and turns of this size, and its verifier
+             judged as here},
      "earlier": {key: digest} of the files of a method that was given up for the one of now}
 """
 
@@ -47,6 +48,7 @@ TEMPLATES = tuple(f"{role}.template" for role in ROLES)
 JUDGING = (*(f"verifier.{name}" for name in ("template", "use_chat", "stop_at_first_error", "max_prompt",
                                              "max_response", "temperature", "top_p", "top_k")),
            "rl.verifications_per_solution")
+TURN_SIZES = ("rl.prompts_per_step", "rl.samples_per_prompt", "rl.dynamic_sampling")
 _TOLD = ("tango_jax", "commit", "dirty", "source", "python", *LIBRARIES, "platform", "devices", "processes", "cpu")
 _RESTORE = "restore it; if you delete it, nobody can tell what made the run, and changes go unnoticed"
 
@@ -187,7 +189,8 @@ def _subject(config: ConfigDict, files: Mapping[str, str]) -> dict[str, Any]:
     task = {key: value for key, value in settings.items() if key.startswith("task.") and changes_results(key)}
     return {"is_task": (task, {key: digest for key, digest in files.items() if key.startswith("task.")}),
             "is_arm": (arm_name(config.arm), {key: digest for key, digest in files.items() if is_of_arm(key)}),
-            "is_judge": ([settings[key] for key in JUDGING], files.get("verifier.template"))}
+            "is_judge": ([settings[key] for key in JUDGING], files.get("verifier.template")),
+            "is_batch": [settings[key] for key in TURN_SIZES]}
 
 
 def read_provenance(workdir: Path) -> dict[str, Any]:

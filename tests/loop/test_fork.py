@@ -34,7 +34,7 @@ from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.tracking.run_config import save_config
 
 SILENT = Console(enabled=False)
-SAME = {"is_task": True, "is_arm": True, "is_judge": True}  # of the run that is forked
+SAME = {"is_task": True, "is_arm": True, "is_judge": True, "is_batch": True}  # of the run that is forked
 SETTINGS = [f"{role}.{setting}" for role in ROLES for setting in (
     "mesh.fsdp=1", "row_buckets=(8,)", "cache_buckets=()", "max_response=48", "model.num_layers=1", "sft.steps=2")]
 SETTINGS += ["eval.pool=2", "eval.problems=2", "rollouts.every=1", "rl.warmup_steps=1", "rl.generator_steps=2"]
@@ -191,17 +191,45 @@ def test_statistics_of_other_problems_or_another_arm_stay_behind(config, policie
         facts = begin(fork, tmp_path / "fork", SILENT).fork
         return Memory.restored(read_fork(fork, facts, abstract_states(policies), now | {"problems": problems}).meta)
 
-    place = Memory(cursors=memory.cursors, passes=memory.passes)
+    place = Memory(cursors=memory.cursors)
     assert kept() == kept("generator.optimizer.lr=1e-5", "seed=3") == memory.replace(turn=0)
     unmeasured = memory.replace(turn=0, evidence=())
     assert kept("verifier.template=plain") == kept("verifier.temperature=0.5") == unmeasured
     assert kept("verifier.template=math_first_error", "verifier.stop_at_first_error=true") == unmeasured
     # The same marks are written, whatever they are rewarded by.
     assert kept("rl.step_reward=probability") == kept("generator.temperature=0.5") == memory.replace(turn=0)
+    # Averages of counts in turns of another size would last longer, or shorter.
+    assert kept("rl.prompts_per_step=16") == memory.replace(turn=0, label_counts=(0.0, 0.0))
     assert kept("arm=grpo") == kept(f"arm={arms['b']}:mine") == place
     assert kept(problems="others") == kept("task.rl_words=(3,3)") == kept("task.data_seed=9") == Memory()
     template.write_text("Be strict. {problem} {solution} {num_steps}")
     assert kept() == unmeasured
+
+
+def test_a_kl_term_refers_to_what_it_did(config, policies, tmp_path):
+    """Also in the fork of a fork. Fresh adapters change nothing of their base, whatever the seed."""
+    stage_one = {role: policies[role].init(np.zeros(2, np.uint32)).params for role in ROLES}
+    digests = dict.fromkeys((*ROLES, "problems", "templates"), "")
+    with Checkpointer(tmp_path / "run/checkpoints") as checkpointer:
+        start = start_or_resume(policies, stage_one, None, digests, checkpointer, config)
+        theirs = digests | {"verifier_reference": "first"}
+        save(checkpointer, dataclasses.replace(start, memory=Memory(turn=4), fingerprints=theirs), policies)
+
+    def read(now: dict[str, str], *overrides: str):
+        fork = load_config(str(CONFIGS / "tiny.py"), [*SETTINGS, *overrides])
+        fork.fork_of = str(tmp_path / "run")
+        return read_fork(fork, SAME | {"turn": 4}, abstract_states(policies), digests | now)
+
+    kl = [f"{role}.loss.kl_coef=0.1" for role in ROLES]
+    assert read({"verifier": "first"}, *kl).step == 0
+    with pytest.raises(ValueError, match=r"the KL term of the verifier would .* or set verifier.loss.kl_coef=0"):
+        read({}, *kl)
+    with pytest.raises(ValueError, match="the KL term of the generator and of the verifier would refer to"):
+        read({"generator": "another"}, *kl)
+    none = [f"{role}.loss.kl_coef=0" for role in ROLES]
+    assert read({"generator": "another"}, *none).step == 0
+    fresh = {"generator": "seed 1", "generator_base": "", "verifier": "first"}
+    assert read(fresh, *kl, "generator.sft.steps=0").step == 0
 
 
 @pytest.mark.parametrize("overrides, message", [

@@ -1,6 +1,6 @@
 """What a model's own samples give to imitate: right and well formed, different, balanced, with known mistakes."""
 
-import dataclasses
+import functools
 import json
 
 import numpy as np
@@ -14,6 +14,8 @@ from tango_jax.tasks.self_text import (
     choose_claims,
     closed,
     damage,
+    has_layout,
+    is_well_formed,
     keep_solutions,
     keep_verifications,
 )
@@ -41,17 +43,18 @@ def test_only_right_and_well_formed_solutions_are_kept_each_once_and_few_of_a_pr
     assert keep_solutions(PROBLEMS, texts, most=2, min_steps=3) == []  # fewer steps lose format score
 
 
-def test_solutions_in_the_prompts_layout_are_kept_alone_where_there_are_enough():
-    whole = [solution(number, number + 1) for number in range(3)]
-    others = [whole[0].replace("think>", "thought>"), whole[1].replace("<think>\n", ""),
-              whole[2].replace("</step>\n</think>", "</step>\n</step>")]
-    texts = [[(text, True)] for text in (*others, whole[0])]
-    problems = [*PROBLEMS[:3], dataclasses.replace(PROBLEMS[0], id="again")]
-    kept = keep_solutions(problems, texts, most=2, min_steps=2)
-    assert [row.solution for row in kept] == [*others, whole[0]]  # one question is not enough
-    texts[1].append((whole[1], True))
-    kept = keep_solutions(problems, texts, most=2, min_steps=2)
-    assert [row.solution for row in kept] == [whole[1], whole[0]]
+@pytest.mark.parametrize("old, new", [
+    ("think>", "thought>"), ("<think>\n", ""), ("</step>\n</think>", "</step>\n</step>"),
+    ("</answer>", "</answer></answer>"),
+])
+def test_the_layout_is_the_prompts(old, new):
+    text = f"Sure. {solution(0, 1)}"
+    assert has_layout(text) and is_well_formed(text, 2, is_strict=True)
+    other = text.replace(old, new)
+    assert is_well_formed(other, 2) and not is_well_formed(other, 2, is_strict=True)
+    sampled = [[(other, True)], [(solution(1, 2), True)]]
+    kept = functools.partial(keep_solutions, PROBLEMS[:2], sampled, most=2, min_steps=2)
+    assert [len(kept(is_strict=strict)) for strict in (False, True)] == [2, 1]
 
 
 def test_a_sample_ends_with_its_last_tag():
