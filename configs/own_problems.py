@@ -11,8 +11,8 @@ Hardware:  any. Batches are as large as memory and the number of problems allow.
            60 GB for 1.5 B.
 Expected:  the run first prints what it chose and why. A model that does not follow the prompt's instruction to answer
            in tagged steps learns it in stage 1, from its own samples that are right (task.stage_one=self): the run
-           first looks at 32 of them. Set any key with --config.key=value. The settings that depend on it are chosen
-           again. Where solutions differ in their number of steps, set
+           first looks at up to 32 of them. Set any key with --config.key=value. The settings that depend on it are
+           chosen again. Where solutions differ in their number of steps, set
            --config.generator.loss.step_norm=solutions: the published form made solutions of a task of words
            a fifth shorter (configs/results/step_forms.md).
 """

@@ -80,7 +80,9 @@ def session(config: ConfigDict, workdir: Path) -> Iterator[Console]:
             termination.watch(is_silent=not hosts.is_first())  # joining other processes takes the signal's handler
             yield console
     except KeyboardInterrupt:
-        _leave(f"interrupted; the same command resumes from the last checkpoint in {workdir}", failures.INTERRUPTED)
+        then = (f"; the same command resumes from what is saved in {workdir}" if workdir.is_dir()
+                else " before anything was saved; run the same command again")
+        _leave(f"interrupted{then}", failures.INTERRUPTED)
     except hosts.Preempted:
         if termination.is_interrupted():
             _leave(f"interrupted: saved; the same command resumes in {workdir}", failures.INTERRUPTED)

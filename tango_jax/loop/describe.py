@@ -67,7 +67,9 @@ def describe_run(
     generator, verifier = policies["generator"], policies["verifier"]
     for (attention, rows), roles in tables.items():
         whose = "the policy of both roles" if verifier.is_shared else " and ".join(roles) + " each" * (len(roles) > 1)
-        console.table(f"{whose}: {sum(row[-1] for row in rows):,} parameters, attention by {attention}",
+        is_adapted = policies[roles[0]].model_config.lora is not None
+        of = " of adapters (those of the frozen model are not listed)" * is_adapted
+        console.table(f"{whose}: {sum(row[-1] for row in rows):,} parameters{of}, attention by {attention}",
                       ("parameter", "shape", "dtype", "count"), rows)
     prompt = generator_prompt(generator.template, generator.tokenizer, task.train_problem(0))
     console.log(f"a generator prompt: {generator.tokenizer.decode_for_reader(prompt)!r}")

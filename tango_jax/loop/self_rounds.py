@@ -164,7 +164,7 @@ def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked
                "well_formed_share": formed, "kept": len(kept), "kept_share": len(kept) / count}
         said = (f"the {pupil.role}'s round {number}: of {count} samples with {'worked examples' * shows}"
                 f"{'the plain prompt' * (not shows)}, {_percent(formed)} are {_up_to_tag(pupil)} and {len(kept)} "
-                f"are kept ({_percent(len(kept) / count)})")
+                f"are kept (right and well formed, at most self.keep={pupil.config[SELF].keep} of a prompt)")
         if number == 1 and len({one.problem.question for one in kept}) < LEAST_QUESTIONS:
             console.log(_too_few(pupil, sampled, said))
             rounds.append(row)
@@ -186,8 +186,9 @@ def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked
         if share >= GATE:
             break
     if result and share < GATE:
+        rest = "turns may teach the rest" if share else "turns teach only where a problem's samples differ in reward"
         console.log(f"warning: the {pupil.role} ends its stage 1 with {_percent(share)} well-formed samples, less than "
-                    f"{_percent(GATE)}: turns may teach the rest; {HELP}")
+                    f"{_percent(GATE)}: {rest}; {HELP}")
     _write_rounds(pupil, rounds, result)
     return result
 
@@ -230,7 +231,8 @@ def _imitate(pupil: Pupil, number: int, kept: list[TaggedRow]) -> Any:
         sft_fingerprint=hashlib.sha256(repr(kept).encode()).hexdigest(),
     )
     own = examples[pupil.role]
-    title = f"Stage 1: the {pupil.role} imitates {own.num_train} of its own samples (round {number})"
+    title = (f"Stage 1: the {pupil.role} imitates {own.num_train} of its own samples, {own.num_heldout} held out "
+             f"(round {number})")
     return pupil.imitate_fn(task, pupil.home / f"round_{number}", title)
 
 

@@ -235,18 +235,18 @@ def set_stage_one(
     settings: OpenSettings, scale: Scale, models: dict[str, ModelConfig], training: int
 ) -> list[str]:
     """A stage 1 of own samples, which a role that follows its prompt leaves out (loop/self_stage_one.py). None where a
-    role goes on from another run, or the keys in `given` say what stage 1 is; `task.examples` says that it is this one.
-    Returns a line that says so."""
+    role goes on from another run, or `given` has 0 updates of every role that would learn. Returns a line that says
+    so."""
     config, arm = settings.config, arm_or_none(settings.config)
     goes_on = config.fork_of or any(config[role].init_from or kind_of(config[role].checkpoint) == "workdir"
                                     for role in ROLES)
-    has_own = any(key.startswith(tuple(f"{role}.sft." for role in ROLES)) for key in settings.given)
-    if not goes_on and (config.task.examples or not has_own):
+    taught = [role for role in ROLES if role == "generator"
+              or (arm is None or arm.uses_verifier and not arm.is_scored) and not models[role].score_head]
+    learns = any(config[role].sft.steps or f"{role}.sft.steps" not in settings.given for role in taught)
+    if learns and not goes_on:
         settings.put("task.stage_one", SELF)
     if config.task.stage_one != SELF:
         return []
-    taught = [role for role in ROLES if role == "generator"
-              or (arm is None or arm.uses_verifier and not arm.is_scored) and not models[role].score_head]
     settings.put("self.problems", min(STAGE_ONE_TURNS * scale.prompts, training))
     settings.put("self.samples", scale.samples)
     small = min(num_parameters(models[role]) for role in taught) < SMALL_MODEL
@@ -262,7 +262,8 @@ def set_stage_one(
         settings.put(f"{role}.sft.optimizer.warmup_steps", STAGE_ONE_STEPS // 8)
     count, rounds = config[SELF].problems * config[SELF].samples, config[SELF].rounds
     steps = ", ".join(f"{role}.sft.steps={config[role].sft.steps}" for role in taught)
-    return [f"stage 1: the run first looks at {LOOKED_AT} samples of each role. If less than {100 * GATE:.0f} % of "
+    looked = min(LOOKED_AT, config[SELF].problems)
+    return [f"stage 1: the run first looks at up to {looked} samples of each role. If less than {100 * GATE:.0f} % of "
             f"them follow the prompt's layout, the role learns it from its own samples: up to self.rounds={rounds} "
             f"rounds of self.problems={config[SELF].problems} x self.samples={config[SELF].samples} = {count} samples "
             f"and updates ({steps}). Without it: --config.task.stage_one="]

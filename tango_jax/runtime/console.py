@@ -46,7 +46,8 @@ class Console:
         def cell(value: Any) -> Text:
             return Text(on_one_line(format_number(value), self.encoding))
 
-        table = Table(box=SIMPLE, title=cell(title), title_justify="left")
+        self.rich.print(cell(title), soft_wrap=True)  # as a table's title it would break at the table's width
+        table = Table(box=SIMPLE)
         for index, name in enumerate(columns):
             numeric = bool(rows) and all(isinstance(row[index], (int, float)) for row in rows)
             table.add_column(cell(name), justify="right" if numeric else "left", overflow="fold")

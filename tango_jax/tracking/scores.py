@@ -36,7 +36,7 @@ def class_scores(predicted: Sequence, actual: Sequence[bool]) -> dict[str, float
 
 
 def generator_scores(solutions: Sequence[Solution], is_truncated: Sequence[bool]) -> dict[str, float]:
-    """Accuracy, also by problem size; step accuracy if all solutions have gold labels."""
+    """Accuracy, also by problem size where problems have one; step accuracy if all solutions have gold labels."""
     scores = {
         "accuracy": float(np.mean([solution.is_correct for solution in solutions])),
         "format": float(np.mean([solution.format_score for solution in solutions])),
@@ -45,7 +45,7 @@ def generator_scores(solutions: Sequence[Solution], is_truncated: Sequence[bool]
     if all(solution.gold_steps is not None for solution in solutions):
         labels = [label for solution in solutions for label in solution.gold_steps]
         scores["step_accuracy"] = float(np.mean(labels)) if labels else 0.0
-    for size in sorted({solution.problem.size for solution in solutions}):
+    for size in sorted({solution.problem.size for solution in solutions} - {0}):
         chosen = [solution.is_correct for solution in solutions if solution.problem.size == size]
         scores[f"accuracy_by_size/{size}"] = float(np.mean(chosen))
     return scores

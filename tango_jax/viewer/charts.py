@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from tango_jax.method.arms import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from tango_jax.rl.own_reward import OWN
+from tango_jax.tracking.alarm_rules import LIMITS
 from tango_jax.tracking.alarms import Period, periods
 from tango_jax.tracking.curves import SCORES, Series, series
 from tango_jax.tracking.intervals import wilson
@@ -80,7 +81,8 @@ def alarms(run: Run) -> dict:
     """{"note": a sentence, "rows": one per period of an alarm}."""
     found, latest = periods(run.rows), max((row["step"] for row in run.rows), default=0)
     if not found:
-        return {"note": f"No alarms in {latest} turns.", "rows": []}
+        few = f" Most are raised after {LIMITS.window} turns of a role." if latest < LIMITS.window else ""
+        return {"note": f"No alarms in {latest} turn{'s' * (latest != 1)}.{few}", "rows": []}
     going_on = sum(period.last is None for period in found)
     note = f"Alarms in {latest} turns: {len(found)} ({going_on} still active at the last turn)."
     return {"note": note, "rows": [_alarm(period, latest) for period in found]}

@@ -24,9 +24,11 @@ class Rates(NamedTuple):
 def panel(title: str, caption: str, traces: list[dict], x: str, y: str = "", score: bool = False, **layout) -> dict:
     """`score`: the values are shares, and the y axis is limited to 0 and 1."""
     axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+    values = [value for trace in traces for value in _extent(trace)]
     if score:
-        values = [value for trace in traces for value in _extent(trace)]
         axes["yaxis"]["range"] = list(score_range(min(values), max(values), 0.05)) if values else [-0.02, 1.02]
+    elif values and min(values) == max(values):  # plotly would add 1 above and below, and draw 1e-5 as 0
+        axes["yaxis"]["rangemode"] = "tozero"
     return {"title": title, "caption": caption, "traces": traces, "layout": axes | layout}
 
 

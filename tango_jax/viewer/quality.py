@@ -193,8 +193,10 @@ def _note(run: Run, items: list[Judged]) -> str:
     if any(row.get("verifier/tokens_sampled") == 0 for row in run.rows if row["phase"] in phases):
         how = ("whose judgements are read in one pass, not sampled; of several judgements of a solution by its marks, "
                "each is drawn")
+    has_pool = any("verifier/pool/outcome_f1" in row for row in run.rows)
     return (
-        "The fixed pool is judged greedily, so that runs can be compared. The tables, disagreements and gold steps "
-        f"count the dumped rollouts of {_whose(items)}, {how}. Small pale points have fewer than {FEW} cases. The 95 % "
-        f"intervals treat cases as independent, so they are somewhat too narrow.{chosen}"
+        f"{'The fixed pool is judged greedily, so that runs can be compared. ' * has_pool}"
+        f"The tables, disagreements and gold steps count the dumped rollouts of {_whose(items)}, {how}. Small pale "
+        f"points have fewer than {FEW} cases. The 95 % intervals treat cases as independent, so they are somewhat too "
+        f"narrow.{chosen}"
     )

@@ -28,7 +28,7 @@ function verdictBanner({ solution }, verification) {
     { class: "banner" },
     verdictBadge(verification),
     gradeBadge(solution),
-    h("span", { class: agrees ? "agree" : "disagree" }, meaning),
+    meaning === verification.verdict ? null : h("span", { class: agrees ? "agree" : "disagree" }, meaning),
     ...notes.map((note) => h("span", { class: "badge none" }, note)),
   );
 }
@@ -102,6 +102,7 @@ function stepsOf(rollout, verification, paints) {
   });
   items.push(between(solution.text, at, lengthOf(solution.text), paints.generator));
   const spare = (verification?.blocks ?? []).slice(solution.steps.length);
+  if (verification && !solution.steps.length) items.push(muted("The solution has no steps to judge: see the full texts"));
   if (spare.length) items.push(muted(`and ${plural(spare.length, "more verification block")} without a step`));
   return h(
     "ol",

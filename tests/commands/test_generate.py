@@ -364,7 +364,7 @@ def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tango_jax.generate.solve_all", interrupt)
-    with pytest.raises(SystemExit, match="^interrupted; the same command resumes from the last checkpoint in .*run$"):
+    with pytest.raises(SystemExit, match="^interrupted; the same command resumes from what is saved in .*run$"):
         main([])
     config.task.name = "last_letter"
     with pytest.raises(SystemExit, match="^error: task.name=last_letter makes its own stage-1 examples"):

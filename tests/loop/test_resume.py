@@ -113,7 +113,7 @@ def test_ctrl_c_ends_with_one_line(interrupted):
     workdir, ends = interrupted
     stopped = ends[1]
     assert stopped.stderr.splitlines()[-1] in (  # without and with unsaved work, which is finished and saved first
-        f"interrupted; the same command resumes from the last checkpoint in {workdir}",
+        f"interrupted; the same command resumes from what is saved in {workdir}",
         f"interrupted: saved; the same command resumes in {workdir}",
     )
     assert "Traceback" not in stopped.stderr + stopped.stdout

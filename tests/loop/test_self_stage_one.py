@@ -4,6 +4,7 @@ Responses are written by a script; sampling by the model itself is tested in tes
 """
 
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -212,14 +213,23 @@ def test_a_model_that_follows_the_prompt_has_no_stage_one(config, policies, tmp_
     assert {role: tree_fingerprint(again[role]) for role in ROLES} == fresh
 
 
-def test_a_round_that_does_not_help_is_not_taken(config, policies, tmp_path, monkeypatch, capsys):
-    script = Script(SHARES | {"generator": [0.0, 0.5, 0.25]})
+@pytest.mark.parametrize("shares, told", [
+    ([0.0, 0.5, 0.25], "60 % well-formed samples, less than 80 %: turns may teach the rest"),
+    ([0.0, 0.0, 0.0], "0 % well-formed samples, less than 80 %: turns teach only where a problem's samples differ"),
+])
+def test_a_round_that_does_not_help_is_not_taken(config, policies, tmp_path, monkeypatch, capsys, shares, told):
+    script = Script(SHARES | {"generator": shares})
+    if not any(shares):  # which leaves the verifier nothing to judge
+        config.verifier.sft.steps = 0
     weights = stage_one(config, tmp_path, script, monkeypatch, Console(interval_s=0), policies)
     result, rounds = rounds_of(tmp_path, "generator")
     assert result == 1 and len(rounds) == 3
     said = capsys.readouterr().out
     assert "starts from round 1, as round 2 was no better" in said
-    assert "ends its stage 1 with 60 % well-formed samples, less than 80 %" in said
+    assert f"ends its stage 1 with {told}" in said
+    numbers = re.search(r"the generator imitates (\d+) of its own samples, (\d+) held out \(round 1\)", said)
+    assert sum(map(int, numbers.groups())) == rounds[1]["kept"]
+    assert f"{rounds[1]['kept']} are kept (right and well formed, at most self.keep=2 of a prompt); after" in said
     assert tree_fingerprint(weights["generator"]) == script.seen["generator"][1]
 
 
@@ -260,8 +270,8 @@ def test_rounds_end_when_no_more_are_kept(folder, problems, policies, tmp_path, 
 
 @pytest.mark.parametrize("script, message", [
     (Script(SHARES, right=0), "the generator's round 1: of 40 samples with worked examples, 75 % are well formed up to "
-     "</answer> and 0 are kept .0 %.; 0 have a right answer: too few to imitate; a larger model, easier problems or a "
-     "file of tagged"),
+     "</answer> and 0 are kept .right and well formed, at most self.keep=2 of a prompt.; 0 have a right answer: too "
+     "few to imitate; a larger model, easier problems or a file of tagged"),
     (Script({"generator": [1.0]}), "of 40 samples of the generator, none are well formed and fit the verifier's"),
 ])
 def test_where_even_worked_examples_give_nothing_one_line_says_what_helps(
@@ -276,8 +286,9 @@ def test_where_even_worked_examples_give_nothing_one_line_says_what_helps(
 
 @pytest.mark.parametrize("script, message, rounds", [
     (Script(SHARES, is_verdict_right=lambda number: False), "the verifier's round 1: of 40 samples with worked examples"
-     ", 75 % are well formed up to </final_verification> and 0 are kept (0 %): 0 of 20 judgements of right solutions "
-     "and 0 of 20 judgements of wrong solutions are well formed and agree with what is known", 2),
+     ", 75 % are well formed up to </final_verification> and 0 are kept (right and well formed, at most self.keep=2 of "
+     "a prompt): 0 of 20 judgements of right solutions and 0 of 20 judgements of wrong solutions are well formed and "
+     "agree with what is known", 2),
     (Script(SHARES, right=1), "of 4 samples of the generator to each problem, all that are well formed and fit "
      "the verifier's prompt are right", 1),
 ])

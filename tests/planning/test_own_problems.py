@@ -67,7 +67,9 @@ def test_three_flags_make_a_whole_configuration(folder, tmp_path):
     notes = config.notes.splitlines()
     assert notes[0].startswith(f"problems: 180 for training and 20 held out, of 200 in {problems}, read as ")
     assert len(notes) == 7 and config.task.stage_one == "self"
-    assert "first looks at 32 samples" in notes[5] and "self.problems=64 x self.samples=4 = 256 samples" in notes[5]
+    assert "first looks at up to 32 samples" in notes[5]
+    assert "self.problems=64 x self.samples=4 = 256 samples" in notes[5]
+    assert "first looks at up to 24 samples" in own(folder, problems, "self.problems=24").notes
     assert f"max_prompt={config.generator.max_prompt}" in notes[1]
     assert "rl.generator_steps=20 (45 draw every problem once) after rl.warmup_steps=2" in notes[4]
     twice, judged = own(folder, problems, "arm=second_try"), own(folder, problems, "arm=meta_judged")
@@ -385,8 +387,11 @@ def test_a_reward_model_may_be_the_fixed_verifier(folder, tmp_path):
 @pytest.mark.parametrize("overrides, stage_one, steps", [
     (["task.stage_one="], "", (0, 0)),
     (["task.stage_one=self", "verifier.sft.steps=8"], "self", (32, 8)),
-    (["generator.sft.batch_size=4"], "", (0, 0)),  # who sets up a stage 1 says what it imitates
-    (["generator.sft.batch_size=4", "task.examples=EXAMPLES"], "self", (32, 32)),  # which nothing else reads
+    (["generator.sft.steps=16", "verifier.sft.steps=8"], "self", (16, 8)),
+    (["generator.sft.batch_size=4", "task.examples=EXAMPLES"], "self", (32, 32)),
+    (["generator.sft.steps=0"], "self", (0, 32)),
+    (["generator.sft.steps=0", "verifier.sft.steps=0"], "", (0, 0)),
+    (["arm=grpo", "generator.sft.steps=0"], "", (0, 0)),
     (["generator.checkpoint=RUN", "verifier.checkpoint=RUN"], "", (0, 0)),
     (["arm=grpo"], "self", (32, 0)),
     (["arm=scored"], "self", (32, 0)),

@@ -173,6 +173,8 @@ def test_text_is_not_taken_for_markup_and_tables_hold_every_cell(log):
     console.table("Parameters", ["name", "size"], [["w[0]", 12], ["b", 0.5]])
     assert log.getvalue().splitlines()[0] == "loss [0.1] [bold]" + "x" * 300
     assert [line.split() for line in log.getvalue().splitlines()[-3:-1]] == [["w[0]", "12"], ["b", "0.5"]]
+    console.table("a title that is wider than its table", ["a"], [[1]])
+    assert "a title that is wider than its table" in log.getvalue().splitlines()
 
 
 def test_formats():

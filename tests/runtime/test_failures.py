@@ -194,7 +194,9 @@ def test_ctrl_c_says_where_the_run_goes_on(tmp_path, monkeypatch, capfd):
     """Without unsaved work, and with some that was saved first; nothing is left of it for the next command."""
     handler = signal.getsignal(signal.SIGINT)
     message = end_of(KeyboardInterrupt(), tmp_path, monkeypatch)
-    assert message == f"interrupted; the same command resumes from the last checkpoint in {tmp_path}"
+    assert message == f"interrupted; the same command resumes from what is saved in {tmp_path}"
+    message = end_of(KeyboardInterrupt(), tmp_path / "not_made", monkeypatch)
+    assert message == "interrupted before anything was saved; run the same command again"
     with (
         pytest.raises(SystemExit) as stopped,
         runtime.session(default_config(), tmp_path),

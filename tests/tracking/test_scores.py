@@ -119,4 +119,4 @@ def test_generator_scores():
         "accuracy_by_size/2": 1 / 2, "accuracy_by_size/3": 1,
     })
     unlabelled = generator_scores([solution(False, None), solution(False, (T,))], [False, False])
-    assert unlabelled == {"accuracy": 0, "format": 1, "truncation_rate": 0, "accuracy_by_size/0": 0}
+    assert unlabelled == {"accuracy": 0, "format": 1, "truncation_rate": 0}

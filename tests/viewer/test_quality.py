@@ -52,6 +52,12 @@ MADE = items((1, "CORRECT", (T,), (T,)), (1, "CORRECT", (T,), (F,)), (2, "INVALI
              (9, "INCORRECT", (F,), (T,)))
 
 
+def test_a_fixed_pool_is_named_only_where_there_is_one():
+    run = RUN._replace(rows=[{"phase": "eval", "step": 0, "verifier/pool/outcome_f1": 0.5}])
+    assert quality.section(run, MADE)["note"].startswith("The fixed pool is judged greedily")
+    assert quality.section(RUN, MADE)["note"].startswith("The tables, disagreements and gold steps count")
+
+
 def test_confusion():
     assert quality.confusion([(T, "a"), (F, "b"), (T, "a")], ("a", "b")) == {
         "right": {"a": 2, "b": 0}, "wrong": {"a": 0, "b": 1}}

@@ -341,7 +341,7 @@ def test_alarms_from_their_first_turn_to_their_last():
     assert (truncation["turns"], truncation["range"]) == ("5 (still active)", [5, 5])
     assert truncation["seen"] == "raised under different limits"
     before = run._replace(rows=[{"step": 1, "phase": "generator"}])
-    assert charts.alarms(before)["note"] == "No alarms in 1 turns."
+    assert charts.alarms(before)["note"] == "No alarms in 1 turn. Most are raised after 5 turns of a role."
 
 
 def test_the_plotting_library_is_the_published_file():
@@ -446,6 +446,11 @@ def test_a_single_turn_is_a_point_since_a_line_would_show_nothing(count):
 def test_the_axis_of_a_share_has_no_room_beyond_its_limits(values, limits):
     drawn = panels.panel("Share", "", [{"y": values}], "turn", score=True)
     assert drawn["layout"]["yaxis"]["range"] == pytest.approx(limits)
+
+
+def test_the_axis_of_one_value_begins_at_zero():
+    one, two = (panels.panel("Gap", "", [{"y": values}], "turn") for values in ([3.6e-5, 3.6e-5], [3.6e-5, 4e-5]))
+    assert one["layout"]["yaxis"]["rangemode"] == "tozero" and "rangemode" not in two["layout"]["yaxis"]
 
 
 def test_rollouts_are_thinned_out_evenly_and_so_are_evaluations():

@@ -407,6 +407,22 @@ def test_a_misaligned_verification_says_so(page, report, rollouts):
     assert "No step has a reward: no labels match the steps." in page.text("#rollout")
 
 
+def test_a_solution_without_steps_says_so_and_an_invalid_verdict_is_named_once(browser, tmp_path):
+    folder = write_run(tmp_path / "runs" / "one", turns=1)
+    (path,) = (folder / "rollouts").glob("*.jsonl")
+    row, *others = map(json.loads, path.read_text().splitlines())
+    row["solution"] |= {"steps": [], "step_ends": [], "gold_steps": []}
+    row["verifications"][0] |= {"verdict": "INVALID", "is_aligned": False, "judgements": [], "blocks": []}
+    row["step_rewards"] = [None]
+    path.write_text("".join(json.dumps(one) + "\n" for one in (row, *others)))
+    build_page(find_runs([tmp_path / "runs"]), tmp_path / "report.html")
+    browser.open(tmp_path / "report.html", "r=one:1:0")
+    browser.wait("document.querySelector('#rollout h2') !== null")
+    assert "The solution has no steps to judge" in browser.text("#rollout .steps")
+    assert browser.text("#rollout .banner").count("INVALID") == 1
+    assert browser.logged() == []
+
+
 def test_model_text_is_never_markup(page, report):
     page.open(report, "r=tango/0:1:0")
     shown_text = HOSTILE.replace("\u2028", "\\u2028")
