@@ -154,7 +154,7 @@ def _of_run(workdir: str) -> OfRun:
 def _sampled_means(workdir: Path) -> dict[str, float]:
     rows, means = read_metrics(workdir) if (workdir / "metrics.jsonl").is_file() else [], {}
     for role in ROLES:
-        found = [row for row in rows if f"{role}/batches_sampled" in row and row.get(f"{role}/length_mean")]
+        found = [row for row in rows if f"{role}/batches_sampled" in row and row.get(f"{role}/tokens_sampled")]
         if any(row[f"{role}/batches_sampled"] > 1 for row in found):
             tokens = [row[f"{role}/tokens_sampled"] for row in found]
             responses = [count / row[f"{role}/length_mean"] for count, row in zip(tokens, found, strict=True)]

@@ -118,3 +118,15 @@ def test_the_words_tell_the_mean_before_dynamic_sampling(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = str(parse_lengths(str(tmp_path)))
     assert "dynamic sampling chose these, before that their mean was 40 of the generator)" in told
+
+
+def test_of_a_verifier_that_reads_there_is_no_mean_before_dynamic_sampling(tmp_path):
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    row = {"role": "verifier", "solution": {"tokens": 10}, "verifications": [{"tokens": 5}]}
+    rows = [row | {"role": "generator"}, row]
+    (folder / "turn_000001_verifier_000000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = {"phase": "verifier", "verifier/batches_sampled": 3, "verifier/length_mean": 5.0,
+           "verifier/tokens_sampled": 0, "verifier/tokens_scored": 100}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert "dynamic sampling" not in str(parse_lengths(str(tmp_path)))
