@@ -37,7 +37,7 @@ class Evaluation(NamedTuple):
     start: int  # task.data_seed: the problems of stage 1 and of the test
     arm: str
     seed: int
-    turn: int  # turns of both roles before it, warm-up included
+    turn: int  # of the schedule, of both roles, before it; of a warm-up that ended early, all that it could have
     generator_step: int  # generator turns before it
     sampled_tokens: int  # by both roles in training, with resampled groups
     seconds: float  # of training, without evaluations

@@ -80,9 +80,9 @@ def alarms(run: Run) -> dict:
     """{"note": a sentence, "rows": one per period of an alarm}."""
     found, latest = periods(run.rows), max((row["step"] for row in run.rows), default=0)
     if not found:
-        return {"note": f"No alarms in {latest} turns.", "rows": []}
+        return {"note": f"No alarms in {run.turns_made} turns.", "rows": []}
     going_on = sum(period.last is None for period in found)
-    note = f"Alarms in {latest} turns: {len(found)} ({going_on} still active at the last turn)."
+    note = f"Alarms in {run.turns_made} turns: {len(found)} ({going_on} still active at the last turn)."
     return {"note": note, "rows": [_alarm(period, latest) for period in found]}
 
 
