@@ -49,14 +49,15 @@ def evaluated_problems(config: ConfigDict, task: Task) -> list[Problem]:
 
 
 def measured_names(config: ConfigDict, task: Task, method: Method) -> list[str]:
-    """The scores of `evaluate_roles`, by those of one solution; names by problem size are left out."""
+    """The scores of each `evaluate_roles`, by those of one solution; names by problem size are left out. A first-error
+    F1 needs solutions with and without a wrong step: only the fixed pool has the same ones in each evaluation."""
     problem, text = task.pool_solution(0) if task.pool_solution else (task.test_problem(0), "")
     solution = make_solution(task, problem, text, [], True)
     judged = [*verifier_scores([solution], [make_verification(solution, "", [], False)])]
-    judged += ["first_error_f1"] * ("step_f1" in judged)  # of one solution alone there is none
     kinds = ("pool", "live") if task.pool_solution else ("live",)
     names = [f"generator/{name}" for name in generator_scores([solution], [False]) if "/" not in name]
     names += [f"verifier/{kind}/{name}" for kind in kinds for name in judged]
+    names += ["verifier/pool/first_error_f1"] * ("pool" in kinds and "step_f1" in judged)
     if SECOND_TRY in method.further_prompts("generator"):
         names += [name.replace("/", "/eval_") for name in second_try_metrics([solution], [])]
     return names

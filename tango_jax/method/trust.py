@@ -28,6 +28,7 @@ from tango_jax.records import Lesson, Memory, Responses, Solution, StepRewards, 
 from tango_jax.rl.advantages import average_over_verifications
 from tango_jax.rl.schedule import Place, alpha_of
 from tango_jax.runtime.checks import require
+from tango_jax.runtime.rng import step_key
 
 # Per turn, for the generator's turns and the verifier's: about the last seven, and five, count.
 DECAY, PRACTICE_DECAY = 0.85, 0.8
@@ -162,7 +163,8 @@ def remembering(judge: Callable[[Turn], Lesson]) -> Callable[[Turn], Lesson]:
         if not t.rl.trust:
             return lesson
         memory = lesson.memory or t.memory
-        judged = [one for responses in t.judgements() for one in _as_in_solving(responses, t.rl)]
+        random = np.random.default_rng(step_key(t.config.seed, "trust", t.place.role_step))
+        judged = [one for responses in t.judgements() for one in _as_in_solving(responses, t.rl, random)]
         require(judged and all(isinstance(one.of, Solution) for one in judged), f"rl.trust={tuple(t.rl.trust)} "
                 "measures judgements of solutions, and this turn samples none: set rl.trust=()")
         verdicts = _verdicts(judged)
@@ -173,15 +175,19 @@ def remembering(judge: Callable[[Turn], Lesson]) -> Callable[[Turn], Lesson]:
     return judge_and_remember
 
 
-def _as_in_solving(judged: Responses, rl: ConfigDict) -> Sequence[Verification]:
-    """The judgements of a verifier's turn, of the kind that the generator's turns use. Where those read marks once for
-    a solution, they have the likelier ones: so these count here, once for a solution, in place of marks drawn from the
-    same text."""
-    draws = judged.group_size
-    if judged.rollout.others is None or rl.verifications_per_solution > 1 or draws == 1:
+def _as_in_solving(judged: Responses, rl: ConfigDict, random: np.random.Generator) -> Sequence[Verification]:
+    """The judgements of a verifier's turn, of the kind that the generator's turns use. Of marks that are read, one
+    verification of a solution has the likelier ones, and several are drawn. Where the two turns differ in that, each
+    solution counts once here, with marks of the other kind from the same text."""
+    is_drawn = rl.verifications_per_solution > 1
+    if judged.rollout.others is None or is_drawn == (judged.group_size > 1):
         return judged.records
-    return [dataclasses.replace(one, judgements=tuple(p >= 0.5 for p in one.p_steps))
-            for one in judged.records[::draws]]
+
+    def marks(one: Verification) -> tuple[bool, ...]:
+        limits = random.random(len(one.p_steps)) if is_drawn else 0.5
+        return tuple((np.array(one.p_steps) >= limits).tolist())
+
+    return [dataclasses.replace(one, judgements=marks(one)) for one in judged.records[:: judged.group_size]]
 
 
 def warmup_metrics(rl: ConfigDict, place: Place, memory: Memory) -> dict[str, float]:

@@ -12,6 +12,7 @@ first: a plan gives the same times every time.
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol
@@ -20,9 +21,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
+from tango_jax.method.own_arm import arm_of
 from tango_jax.runtime.checks import shortened
+from tango_jax.text.templates import has_steps, load_template
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
+from tango_jax.tracking.turn_metrics import tokens_scored
 
 FORMS = "lognormal:MEAN,SHARE, lognormal:MEAN,SHARE,PROMPT, even:SHARE or the workdir of a run with rollouts"
 PROMPT, CUT = 0.3, 0.02  # of the generator's prompts: the mean as a share of the longest, and how many are the longest
@@ -33,7 +37,7 @@ NORMAL = NormalDist()
 
 class AssumedLengths(Protocol):
     def check(self, config: ConfigDict) -> None:
-        """Raises ValueError where the configuration's limits leave no room for these lengths."""
+        """Raises ValueError where these lengths cannot be those of the configuration."""
 
     def responses(self, config: ConfigDict, role: str, count: int) -> np.ndarray: ...
 
@@ -94,9 +98,16 @@ class OfRun:
     workdir: str
     tokens: dict[str, np.ndarray]  # of a role's responses, the longest first
     sampled: dict[str, float]  # mean of all responses in a role's turns, where dynamic sampling left some out
+    reads: bool = False  # its verifier does not write: the verifications' lengths are of texts that it read
 
     def check(self, config: ConfigDict) -> None:
-        pass
+        """Of a process reward model no length of a verification is assumed."""
+        arm, is_reward_model = arm_of(config), has_steps(load_template("verifier", config.verifier.template))
+        if arm.uses_verifier and not is_reward_model and arm.is_scored != self.reads:
+            here, there = ("reads marks", "writes") if arm.is_scored else ("writes", "does not write")
+            raise ValueError(f"--lengths={shortened(self.workdir)}: the verifier of that run {there}, and that of "
+                             f"arm={config.arm} {here}, so its verifications have other lengths: give the workdir of "
+                             f"a run whose verifier {here}, or other --lengths")
 
     def responses(self, config: ConfigDict, role: str, count: int) -> np.ndarray:
         places = (_middles(count) * len(self.tokens[role])).astype(int)
@@ -147,14 +158,15 @@ def _of_run(workdir: str) -> OfRun:
     if empty := [role for role in ROLES if not tokens[role]]:
         raise ValueError(f"--lengths={shortened(workdir)}: its rollouts have no response of the {empty[0]}; give the "
                          "workdir of a run in which both roles respond")
-    return OfRun(workdir, {role: np.sort(counts)[::-1] for role, counts in tokens.items()},
-                 _sampled_means(folder.parent))
+    rows = read_metrics(folder.parent) if (folder.parent / "metrics.jsonl").is_file() else []
+    return OfRun(workdir, {role: np.sort(counts)[::-1] for role, counts in tokens.items()}, _sampled_means(rows),
+                 any(map(tokens_scored, rows)))
 
 
-def _sampled_means(workdir: Path) -> dict[str, float]:
-    rows, means = read_metrics(workdir) if (workdir / "metrics.jsonl").is_file() else [], {}
+def _sampled_means(rows: Sequence[Mapping]) -> dict[str, float]:
+    means = {}
     for role in ROLES:
-        found = [row for row in rows if f"{role}/batches_sampled" in row and row.get(f"{role}/length_mean")]
+        found = [row for row in rows if f"{role}/batches_sampled" in row and row.get(f"{role}/tokens_sampled")]
         if any(row[f"{role}/batches_sampled"] > 1 for row in found):
             tokens = [row[f"{role}/tokens_sampled"] for row in found]
             responses = [count / row[f"{role}/length_mean"] for count, row in zip(tokens, found, strict=True)]

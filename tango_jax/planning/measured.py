@@ -68,7 +68,8 @@ def open_run(workdir: str) -> Run:
 def _lengths(updated: str, rows: list[dict], mask_overlong: bool = False) -> dict[str, Lengths]:
     """In turns of the `updated` role, of all prompts of a role. With dynamic sampling only the chosen solutions are
     judged and trained on; second tries need a verdict in every batch. With `mask_overlong` the tokens trained on leave
-    out responses that are computed: then the update has the mean of all batches."""
+    out responses that are computed, and of texts that are read they are the marks alone: then the update has the mean
+    of all batches."""
     told = {role: [row for row in rows if f"{role}/length_mean" in row] for role in ROLES}
     names = {role: [name for name, prompt in PROMPTS.items() if prompt.role == role] for role in ROLES}
 
@@ -79,6 +80,7 @@ def _lengths(updated: str, rows: list[dict], mask_overlong: bool = False) -> dic
     judged, tried, batches = (statistics.median(row.get(name, 1.0) for row in rows) for name in (
         "generator/judged_share", "second_try/share", f"{updated}/batches_sampled"))
     chooses = {f"{updated}/batches_sampled", f"{updated}/tokens"} <= rows[-1].keys() and not mask_overlong
+    chooses = chooses and f"{updated}/tokens_scored" not in rows[-1]
     share = {"generator": (1 + tried) / 2, "verifier": judged if updated == "generator" else 1.0}
     return {
         role: Lengths(round(statistics.median(max(row.get(f"{name}/length_max", 0) for name in names[role])

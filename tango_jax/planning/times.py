@@ -6,6 +6,7 @@ Offloaded arrays (`mesh.offload`) are copied while nothing else is done. Reading
 import math
 from typing import NamedTuple
 
+from tango_jax.config import ROLES
 from tango_jax.planning.assumed_lengths import AssumedLengths
 from tango_jax.planning.costs import optimizer_bytes
 from tango_jax.planning.job import Job, SizedPolicy, device_bytes
@@ -52,7 +53,7 @@ def turn_times(
     requests = sampled_requests(job, role)
     sampled = {name: sampling_workload(job, name, *request, lengths, measured) for name, request in requests.items()}
     passes = update_workload(job, role, lengths, measured)
-    batches = {name: measured[name].batches if name in measured else 1.0 for name in sampled}
+    batches = {name: measured[name].batches if name in measured else 1.0 for name in ROLES}
     # Each call lays out the weights.
     calls = [call.prompt.role for call in job.method.rehearsals[role].calls.values() if not call.prompt.is_scored]
     layouts = {name: programs[f"{name}/layout"] for name in set(calls)}
@@ -63,8 +64,8 @@ def turn_times(
             seconds[phase] = batches[name] * times.sampling_seconds(job.policies[name], sampled[name])
     if count := read_solutions(job, role):
         passes_read = reading_workload(job, "verifier", count, lengths, measured)
-        seconds["verify"] = times.training_seconds(job.policies["verifier"], programs["verifier/score"], passes_read,
-                                                   "score")
+        seconds["verify"] = batches["verifier"] * times.training_seconds(
+            job.policies["verifier"], programs["verifier/score"], passes_read, "score")
     solutions = batches["generator"] * math.prod(requests["generator"]) if "generator" in requests else 0
     seconds["grade"] = grade_seconds(job.config, solutions)
     seconds |= trained_seconds(job, programs, target, role, passes) | upkeep_seconds(job, programs, times, lengths)

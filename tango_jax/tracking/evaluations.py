@@ -25,7 +25,7 @@ from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.known_arms import record_of
 from tango_jax.tracking.metrics import TURN_PHASES
 from tango_jax.tracking.provenance import is_of_arm, method_digests, read_provenance, weights_digest
-from tango_jax.tracking.run_config import changes_results, without_folder
+from tango_jax.tracking.run_config import ENDING, changes_results, without_folder
 from tango_jax.tracking.turn_metrics import tokens_sampled, tokens_scored
 from tango_jax.weights.source import NUMERICS
 from tango_jax.weights.workdir import BASE
@@ -37,7 +37,7 @@ class Evaluation(NamedTuple):
     start: int  # task.data_seed: the problems of stage 1 and of the test
     arm: str
     seed: int
-    turn: int  # turns of both roles before it, warm-up included
+    turn: int  # of the schedule, of both roles, before it; of a warm-up that ended early, all that it could have
     generator_step: int  # generator turns before it
     sampled_tokens: int  # by both roles in training, with resampled groups
     seconds: float  # of training, without evaluations
@@ -240,9 +240,10 @@ def short_adapter(adapter: str) -> str:
 
 def _digest_of_settings(config: ConfigDict, files: Mapping[str, str], is_setup: bool) -> str:
     """Settings that are not defaults: a key that is added later changes nothing."""
-    defaults = flatten(default_config())
-    changed = {key: without_folder(value) for key, value in flatten(config).items()
-               if key.startswith(_SETUP) == is_setup and changes_results(key)
+    defaults, settings = flatten(default_config()), flatten(config)
+    # A metric is no path.
+    changed = {key: value if key in ENDING else without_folder(value) for key, value in settings.items()
+               if key.startswith(_SETUP) == is_setup and changes_results(key, settings)
                and key not in _COLUMNS and value != defaults.get(key) and _is_used(config, key)}
     functions = {f"file of {key}": digest for key, digest in files.items() if key.startswith(_SETUP) == is_setup}
     return _digest(sorted((changed | functions).items()))

@@ -186,7 +186,7 @@ def _fork(config: ConfigDict, workdir: Path, files: Mapping[str, Source]) -> dic
 def _subject(config: ConfigDict, files: Mapping[str, str]) -> dict[str, Any]:
     """What the statistics of a run are about."""
     settings = {key: without_folder(value) for key, value in flatten(config).items()}
-    task = {key: value for key, value in settings.items() if key.startswith("task.") and changes_results(key)}
+    task = {key: value for key, value in settings.items() if key.startswith("task.") and changes_results(key, settings)}
     return {"is_task": (task, {key: digest for key, digest in files.items() if key.startswith("task.")}),
             "is_arm": (arm_name(config.arm), {key: digest for key, digest in files.items() if is_of_arm(key)}),
             "is_judge": ([settings[key] for key in JUDGING], files.get("verifier.template")),

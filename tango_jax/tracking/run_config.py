@@ -1,6 +1,7 @@
 """The settings of a run, in config.json of its workdir: written once, and compared when the run is resumed."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,10 +18,14 @@ ANY_TIME = (Change.HARDWARE, Change.WATCHING, Change.EXPERIMENT)
 # The other run's workdir may have moved: the checkpoint of stage 2 stores a fingerprint of its starting parameters,
 # and before there is one nothing depends on them.
 ANY_PLACE = tuple(name for name, key in KEYS.items() if key.change is Change.PLACE)
+# With checkpoint.patience they decide when the training ends.
+ENDING = ("checkpoint.keep_best", "eval.every")
 
 
-def changes_results(name: str) -> bool:
-    """Whether results depend on a setting by more than rounding; False for an unknown one."""
+def changes_results(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether results depend on a setting by more than rounding, among these settings; False for an unknown one."""
+    if name in ENDING and settings.get("checkpoint.patience"):
+        return True
     return name in KEYS and KEYS[name].change is Change.NEVER
 
 

@@ -136,7 +136,7 @@ def _facts(run: Run) -> dict:
         "trains_generator": trains_generator(run.arm),
         "seed": run.settings["seed"],
         "task": run.settings["task.name"],
-        "turns": max((row["step"] for row in run.rows), default=0),
+        "turns": run.turns_made if run.is_finished else max((row["step"] for row in run.rows), default=0),
         "is_finished": run.is_finished,
         "made_with": [*describe(run.provenance), *own_samples(run.workdir)],
     }

@@ -80,11 +80,12 @@ def own_rewards_in(rows: Iterable[dict]) -> dict[str, tuple[str, str]]:
 def alarms(run: Run) -> dict:
     """{"note": a sentence, "rows": one per period of an alarm}."""
     found, latest = periods(run.rows), max((row["step"] for row in run.rows), default=0)
+    made = run.turns_made
     if not found:
-        few = f" Most are raised after {LIMITS.window} turns of a role." if latest < LIMITS.window else ""
-        return {"note": f"No alarms in {latest} turn{'s' * (latest != 1)}.{few}", "rows": []}
+        few = f" Most are raised after {LIMITS.window} turns of a role." if made < LIMITS.window else ""
+        return {"note": f"No alarms in {made} turn{'s' * (made != 1)}.{few}", "rows": []}
     going_on = sum(period.last is None for period in found)
-    note = f"Alarms in {latest} turns: {len(found)} ({going_on} still active at the last turn)."
+    note = f"Alarms in {made} turns: {len(found)} ({going_on} still active at the last turn)."
     return {"note": note, "rows": [_alarm(period, latest) for period in found]}
 
 

@@ -199,7 +199,7 @@ def _compared(run: Run, as_seed: Collection[str]) -> dict[str, str]:
     settings = sorted((run.settings | short).items())
     items = [(key, float(value) if type(value) is int else value) for key, value in settings]
     return files | {key: json.dumps(value, default=list) for key, value in items
-                    if changes_results(key) and key not in ("seed", "arm", *as_seed)}
+                    if changes_results(key, run.settings) and key not in ("seed", "arm", *as_seed)}
 
 
 def _short_name(key: str, every: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from tango_jax.method.own_arm import arm_name
 from tango_jax.runtime.checks import local_path, read_json_object
 from tango_jax.runtime.failures import typed_command
 from tango_jax.tasks.self_text import SELF
-from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.metrics import TURN_PHASES, read_metrics
 from tango_jax.tracking.provenance import read_provenance
 
 
@@ -27,6 +27,11 @@ class Run(NamedTuple):
     @property
     def arm(self) -> str:
         return arm_name(self.settings["arm"])
+
+    @property
+    def turns_made(self) -> int:
+        """Of both roles; the last turn's number is higher where the warm-up ended early."""
+        return sum(row["phase"] in TURN_PHASES for row in self.rows)
 
     @property
     def rollouts(self) -> Path:

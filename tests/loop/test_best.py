@@ -117,13 +117,14 @@ def test_the_start_is_kept_where_nothing_was_better(train, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["generator/accuracies", "generator/truncation_rate", "generator/loss",
-                                  "second_try/eval_final_accuracy"])
+                                  "second_try/eval_final_accuracy", "verifier/live/first_error_f1"])
 def test_a_metric_that_is_never_measured_is_refused_before_anything_is_written(policies, tmp_path, name):
     with pytest.raises(ValueError) as error:
         run.run_or_resume(config_of(f"checkpoint.keep_best={name}"), tmp_path / "run", SILENT, policies)
     said = str(error.value)
     assert re.match(rf"checkpoint\.keep_best={name} is not measured .*: choose from generator/accuracy, generator/form"
-                    r"at, .*verifier/pool/outcome_f1, .*verifier/live/step_f1", said) and "\n" not in said
+                    r"at, .*verifier/pool/outcome_f1, .*verifier/live/step_f1, .*verifier/pool/first_error_f1", said)
+    assert "\n" not in said
     assert ("(did you mean generator/accuracy?)" in said) == (name == "generator/accuracies")
     assert not (tmp_path / "run/metrics.jsonl").exists()
 

@@ -192,6 +192,15 @@ def test_trust_counts_marks_in_both_turns_alike(verifications, evidence):
     assert trust.Evidence(*memory.evidence)[4:9] == evidence
 
 
+def test_trust_counts_drawn_marks_of_what_was_read_once_where_solving_draws():
+    """Of 400 wrong solutions, whose likelier marks reject none, a share of 1 - 0.8 x 0.6 has a rejected step."""
+    t = read_turn([(0.8, 0.6)] * 400, [False] * 400, [(True, True)] * 400)
+    t.rl.trust, t.rl.verifications_per_solution = (0.4, 0.55), 2
+    t._work.left["verifier"] = [dataclasses.replace(one, p_steps=(0.8, 0.6)) for one in t._work.left["verifier"]]
+    evidence = trust.Evidence(*trust.remembering(judge_exactly)(t).memory.evidence)
+    assert evidence.practised_wrong == 400 and evidence.practised_accepted == pytest.approx(400 * 0.48, abs=40)
+
+
 def test_its_stage_one_is_of_another_kind():
     assert stage_one_kind(tiny("tango"), "scored") == stage_one_kind(tiny("tango"), "scored_exact") == "marks_alone"
     assert stage_one_kind(tiny("tango"), "scored", ("generator",)) == stage_one_kind(tiny("tango"), "tango") == ""

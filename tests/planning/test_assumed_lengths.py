@@ -118,3 +118,34 @@ def test_the_words_tell_the_mean_before_dynamic_sampling(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = str(parse_lengths(str(tmp_path)))
     assert "dynamic sampling chose these, before that their mean was 40 of the generator)" in told
+
+
+@pytest.fixture
+def scored_run(tmp_path):
+    """Its verifier reads texts of five tokens, and dynamic sampling draws three batches."""
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    row = {"role": "verifier", "solution": {"tokens": 10}, "verifications": [{"tokens": 5}]}
+    rows = [row | {"role": "generator"}, row]
+    (folder / "turn_000001_verifier_000000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = {"phase": "verifier", "verifier/batches_sampled": 3, "verifier/length_mean": 5.0,
+           "verifier/tokens_sampled": 0, "verifier/tokens_scored": 100}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    return tmp_path
+
+
+def test_of_a_verifier_that_reads_there_is_no_mean_before_dynamic_sampling(scored_run):
+    assert "dynamic sampling" not in str(parse_lengths(str(scored_run)))
+
+
+def test_what_a_verifier_read_is_no_length_of_what_one_writes(scored_run):
+    lengths = parse_lengths(str(scored_run))
+    for settings in (["arm=scored"], ["arm=grpo"], ["arm=fixed_verifier", "verifier.template=qwen_prm"]):
+        lengths.check(load_config("tiny", settings))
+    with pytest.raises(ValueError, match="that run does not write, and that of arm=tango writes, .* whose verifier wr"):
+        lengths.check(load_config("tiny", []))
+    (scored_run / "metrics.jsonl").unlink()
+    written = parse_lengths(str(scored_run))
+    written.check(load_config("tiny", []))
+    with pytest.raises(ValueError, match="that run writes, and that of arm=scored reads marks, .* verifier reads mark"):
+        written.check(load_config("tiny", ["arm=scored"]))

@@ -141,6 +141,21 @@ def test_an_update_has_the_lengths_that_dynamic_sampling_chose(tmp_path):
     assert masked["generator"].trained_tokens is None
 
 
+def test_dynamic_sampling_reads_every_batch_and_trains_on_whole_texts():
+    """A verifier that reads has counted eight marks among its tokens, in texts of 20 tokens."""
+    config = load_config("tiny", ["arm=scored"])
+    models = {role: plan_source(config, role).model_config for role in SLOW}
+    job, target = sized_job(config, models, machine_of("cpu", 1)), open_target("cpu", 1)
+    row = {f"{role}/length_{name}": 20.0 for role in SLOW for name in ("max", "mean")} | {"verifier/tokens_scored": 900}
+    drawn = row | {"verifier/batches_sampled": 3.0, "verifier/tokens": 8.0}
+    once, again = (turn_times(job, estimated_programs(job, "cpu"), target, "verifier", Even(0.5),
+                              _lengths("verifier", [one])).seconds for one in (row, drawn))
+    assert again["verify"] == pytest.approx(3 * once["verify"]) and again["sample"] == pytest.approx(3 * once["sample"])
+    assert again["update"] == once["update"]
+    written = {name: value for name, value in drawn.items() if name != "verifier/tokens_scored"}
+    assert _lengths("verifier", [written])["verifier"].trained_tokens == 8.0
+
+
 def test_the_commands(tmp_path, capsys):
     run = write_run(tmp_path / "run", SLOW)
     plan.main([f"--measured={run}"])

@@ -135,6 +135,15 @@ def test_what_changes_no_result_but_for_rounding_is_in_no_digest(key, value):
     assert (setup_of(config), method_of(config)) == (setup_of(default), method_of(default))
 
 
+def test_with_patience_evaluations_and_their_metric_change_results():
+    def digests(patience: int, metric: str, every: int) -> tuple[str, str]:
+        config = with_values(checkpoint__patience=patience, checkpoint__keep_best=metric, eval__every=every)
+        return setup_of(config), method_of(config)
+
+    settings = [("verifier/pool/step_f1", 10), ("verifier/live/step_f1", 10), ("verifier/pool/step_f1", 5)]
+    assert len({digests(0, *one) for one in settings}) == 1 and len({digests(2, *one) for one in settings}) == 3
+
+
 def test_every_key_is_in_one_digest_or_in_none_on_purpose():
     """A key that is forgotten would let runs stand side by side that do not compare."""
     adapters = {f"{role}.model.lora.rank": 4 for role in ROLES}

@@ -45,6 +45,12 @@ def test_two_learning_rates_of_an_arm_are_two_lines():
     assert len(set(looks)) == 2
 
 
+def test_how_often_runs_are_evaluated_tells_them_apart_where_it_ends_them():
+    for patience, lines in ((0, 1), (2, 2)):
+        runs = [run_of(str(every), checkpoint__patience=patience, eval__every=every) for every in (5, 10)]
+        assert len(labels(runs)) == lines
+
+
 def test_curves_of_turns_are_overlaid():
     runs = [run_of("a", 0.2), run_of("b", 0.8, rl__gamma=0.5)]
     turns = {panel["title"]: panel for panel in comparison.comparison(lines_of(runs))["turns"]}

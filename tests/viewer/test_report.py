@@ -22,7 +22,7 @@ from tango_jax.tracking.curves import Series
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
 from tango_jax.viewer import charts, pack, panels
-from tango_jax.viewer.build import SCRIPTS, build_bundle, build_page
+from tango_jax.viewer.build import SCRIPTS, _facts, build_bundle, build_page
 from tango_jax.viewer.runs import Run, find_runs
 
 T, F = True, False
@@ -342,6 +342,14 @@ def test_alarms_from_their_first_turn_to_their_last():
     assert truncation["seen"] == "raised under different limits"
     before = run._replace(rows=[{"step": 1, "phase": "generator"}])
     assert charts.alarms(before)["note"] == "No alarms in 1 turn. Most are raised after 5 turns of a role."
+
+
+def test_turns_that_an_early_end_of_the_warm_up_left_out_are_not_counted():
+    """The first turn ended a warm-up of up to ten."""
+    rows = [{"step": 1, "phase": "warmup"}, {"step": 10, "phase": "eval"}, {"step": 11, "phase": "generator"}]
+    run = Run("one", Path("one"), flatten(default_config()), rows, True)
+    assert charts.alarms(run)["note"] == "No alarms in 2 turns." and _facts(run)["turns"] == 2
+    assert _facts(run._replace(is_finished=False))["turns"] == 11  # the turn's number
 
 
 def test_the_plotting_library_is_the_published_file():
