@@ -348,7 +348,7 @@ def test_turns_that_an_early_end_of_the_warm_up_left_out_are_not_counted():
     """The first turn ended a warm-up of up to ten."""
     rows = [{"step": 1, "phase": "warmup"}, {"step": 10, "phase": "eval"}, {"step": 11, "phase": "generator"}]
     run = Run("one", Path("one"), flatten(default_config()), rows, True)
-    assert charts.alarms(run)["note"] .startswith("No alarms in 2 turns. Most are") and _facts(run)["turns"] == 2
+    assert charts.alarms(run)["note"].startswith("No alarms in 2 turns. Most are") and _facts(run)["turns"] == 2
     assert _facts(run._replace(is_finished=False))["turns"] == 11  # the turn's number
 
 
