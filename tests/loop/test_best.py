@@ -80,7 +80,8 @@ def test_a_resumed_run_keeps_the_same_best_checkpoint(train, tmp_path, capsys):
     best = open_workdir(whole, "generator", only=BEST_TURN).load_params()
     assert jax.tree.all(jax.tree.map(np.array_equal, open_source(str(out)).load_params(), best))
     card = (out / "README.md").read_text()
-    assert f"after turn {BEST_TURN}, chosen by generator/accuracy on the task " in card and "| generator/accuracy | 0.5 |" in card
+    assert f"after turn {BEST_TURN}, chosen by generator/accuracy on the task " in card
+    assert "| generator/accuracy | 0.5 |" in card
 
     # Damaged or lost, the newest is not taken in its place.
     data = next((whole / f"checkpoints/{BEST_TURN}/state/d").iterdir())
