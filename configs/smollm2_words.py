@@ -1,11 +1,11 @@
 """SmolLM2-135M-Instruct with adapters on last letters of more words, where few sampled solutions are right.
 
 Command:   python -m tango_jax.ablate --config=configs/smollm2_words.py:compared --workdir=runs/smollm2_words/compared
-           and :shared in a folder beside it. Offline, see smollm2_last_letter.py. Part `development` chose the number
-           of words.
+           and :shared in a folder beside it. Offline, see smollm2_last_letter.py. Part `development` comes
+           first: it chooses the number of words.
 Hardware:  a CPU with two cores and 16 GiB of memory.
 Time:      not measured yet.
-Expected:  results/smollm2_words.md.
+Expected:  unknown, no part has been run. The protocol is results/smollm2_words.md.
 """
 
 from ml_collections import ConfigDict
@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from tango_jax.cli.config_file import load_shipped
 
 TRUST = {"rl.trust": (0.4, 0.55), "rl.judge": "failed"}
-MOST_WORDS, LETTERS = 6, 5  # of a problem of stage 1
+MOST_WORDS = 6  # of a problem of stage 1
 WORDS = (4, 6)  # compared on the development start
 DEVELOPMENT_START, START = 100, 0
 PARTS = {"development": ("grpo", "gold_steps"), "compared": ("grpo", "gold_steps", "tango"), "shared": ("self_verify",)}

@@ -49,8 +49,8 @@ def evaluated_problems(config: ConfigDict, task: Task) -> list[Problem]:
 
 
 def measured_names(config: ConfigDict, task: Task, method: Method) -> list[str]:
-    """The scores of each `evaluate_roles`, by those of one solution; names by problem size are left out. A first-error
-    F1 needs solutions with and without a wrong step: only the fixed pool has the same ones in each evaluation."""
+    """The scores that every evaluation has, except those by problem size. The first-error F1 of live solutions is left
+    out: it needs solutions with and without a wrong step, which may be missing among them."""
     problem, text = task.pool_solution(0) if task.pool_solution else (task.test_problem(0), "")
     solution = make_solution(task, problem, text, [], True)
     judged = [*verifier_scores([solution], [make_verification(solution, "", [], False)])]

@@ -37,7 +37,7 @@ NORMAL = NormalDist()
 
 class AssumedLengths(Protocol):
     def check(self, config: ConfigDict) -> None:
-        """Raises ValueError where these lengths cannot be those of the configuration."""
+        """Raises ValueError: this configuration cannot have responses of these lengths."""
 
     def responses(self, config: ConfigDict, role: str, count: int) -> np.ndarray: ...
 

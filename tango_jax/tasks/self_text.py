@@ -41,8 +41,8 @@ def closed(text: str, tag: str) -> str:
 
 
 def has_layout(text: str) -> bool:
-    """Whether its tags are those of the text contract, in order and closed. The format score asks for steps and an
-    answer alone."""
+    """Whether it has exactly the tags of the text contract, in order and closed. The format score checks only steps
+    and answer."""
     return _LAYOUT.fullmatch(" ".join(_TAG.findall(text))) is not None
 
 

@@ -167,7 +167,7 @@ class Cool(Script):
 
 
 def test_a_round_shows_examples_by_samples_as_rounds_take_them(config, policies, tmp_path, monkeypatch, capsys):
-    """Not by those of the gate, which are whole and of the turns' temperature."""
+    """The samples that the gate counts are whole ones, at the temperature of the turns, so they are not compared."""
     config.verifier.sft.steps = 0
     script = Cool({"generator": [0.0, 0.5, 1.0]})
     stage_one(config, tmp_path, script, monkeypatch, Console(interval_s=0), policies)
