@@ -114,10 +114,12 @@ def rollout_figure(rows: Sequence[dict]) -> Figure:
     """Rollouts of a dump (rollout_dump.read_rollouts): judgement and reward by step, advantage of its last token."""
     strips = []
     for row in rows:
-        verification = (row["verifications"] or [{"judgements": [], "verdict": "none"}])[0]
+        verification = (row["verifications"] or [{"judgements": [], "verdict": "none", "is_aligned": False}])[0]
+        # Other judgements than steps: which belongs to which step is not known.
+        judgements = dict(enumerate(verification["judgements"] if verification["is_aligned"] else ()))
         texts, colours, notes = [], [], []
         for start, end, step in _pieces(row["solution"]):
-            judgement = dict(enumerate(verification["judgements"])).get(step)
+            judgement = judgements.get(step)
             text = row["solution"]["text"][start:end]
             chunks = [text[at : at + COLUMNS - 4] for at in range(0, len(text), COLUMNS - 4)]
             texts += chunks
@@ -146,8 +148,10 @@ def _step_note(row: dict, step: int | None, judgement: bool | None, end: int) ->
     if step is None or row["role"] == "verifier":
         return f"advantage {advantage:+.2f}" if step is None and row["role"] == "generator" else ""
     rewards = (row["step_rewards"] or [None])[0]
-    mark = {True: "CORRECT", False: "INCORRECT", None: "not judged"}[judgement]
-    return mark + (f" {rewards[step]:+.2f}" if rewards else "") + f", advantage {advantage:+.2f}"
+    reward = "" if rewards is None or rewards[step] is None else f" {rewards[step]:+.2f}"  # None: not judged
+    judged = {True: "CORRECT", False: "INCORRECT", None: "not judged"}[judgement]
+    mark = judged if row["verifications"] else "label" * bool(reward)
+    return ", ".join(filter(None, [mark + reward, f"advantage {advantage:+.2f}"]))
 
 
 def grid_figure(title: str, panels: Sequence[tuple[str, np.ndarray, str]]) -> Figure:

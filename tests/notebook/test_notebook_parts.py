@@ -7,6 +7,7 @@ from tango_jax.notebook.live import draw_stage_one, draw_turns, inline_page, las
 from tango_jax.notebook.pictures import (
     Strip,
     piece_of_tokens,
+    rollout_figure,
     share_colours,
     signed_colours,
     texts_between,
@@ -45,6 +46,26 @@ def test_strips_wrap_at_the_width_of_the_page():
     assert [x for x, _ in boxes] == [0.0, pytest.approx(60.7), 0.0, pytest.approx(60.7), pytest.approx(65.4)]
     (y, y2, y3, y4, _) = (y for _, y in boxes)
     assert y == y2 < y3 == y4
+
+
+@pytest.mark.parametrize(("verifications", "step_rewards", "notes"), [
+    # A verifier that stops at the first error: the last step has no judgement and no reward.
+    ([{"judgements": [True, False, None], "verdict": "INCORRECT", "is_aligned": True}], [[0.25, -0.25, None]],
+     ["CORRECT +0.25, advantage +0.50", "INCORRECT -0.25, advantage +0.50", "not judged, advantage +0.50"]),
+    ([{"judgements": [True], "verdict": "CORRECT", "is_aligned": False}], [None], ["not judged, advantage +0.50"] * 3),
+    ([], [[0.25, 0.25, -0.25]],
+     ["label +0.25, advantage +0.50", "label +0.25, advantage +0.50", "label -0.25, advantage +0.50"]),
+    ([], [], ["advantage +0.50"] * 3),
+])
+def test_a_rollouts_steps_have_their_judgements_and_rewards(verifications, step_rewards, notes):
+    text = "<step>a</step><step>b</step><step>c</step>"
+    row = {
+        "role": "generator", "turn": 3, "sample": 0, "problem": {"question": "q", "answer": "a"},
+        "solution": {"text": text, "steps": [[0, 14], [14, 28], [28, 42]], "is_correct": False},
+        "verifications": verifications, "step_rewards": step_rewards, "reward": {"total": 0.0},
+        "advantage": {"total": [[42, 0.5, 42]]},
+    }
+    assert [text for text in drawn_texts(rollout_figure([row])) if "advantage" in text] == notes
 
 
 def test_a_record_as_text():
