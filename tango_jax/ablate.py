@@ -7,7 +7,8 @@
 Writes a run (see tango_jax.train) in DIR/<arm>/seed_<n>/, or with a grid in DIR/<cell>/<arm>/seed_<n>/, then every
 evaluation of every finished run in DIR/ablation.csv, a summary in DIR/ablation.md, which names the runs that are not
 finished, and DIR/figures. The same command resumes.
-Arms, seeds and cells can be added to a finished experiment: see --keys=ablation.
+Arms, seeds and cells can be added to a finished experiment: see --keys=ablation. The table keeps the runs of other
+commands, such as other parts of the experiment. Remove ablation.csv to have this command's runs alone.
 
     python -m tango_jax.ablate --figures=runs/map/ablation.csv --out=figures [--against=grpo]
 

@@ -18,7 +18,14 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
 from tango_jax.tasks.registry import tokenizer_model
-from tango_jax.tracking.evaluations import Evaluation, evaluations_of, sources_of, write_table
+from tango_jax.tracking.evaluations import (
+    Evaluation,
+    evaluations_of,
+    rows_of_others,
+    sources_of,
+    task_name,
+    write_table,
+)
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import begin
 from tango_jax.tracking.run_config import save_config
@@ -27,7 +34,7 @@ TABLE = "ablation.csv"
 
 
 class Outcome(NamedTuple):
-    rows: list[Evaluation]  # finished runs; only in the first process
+    rows: list[Evaluation]  # of the table; only in the first process
     failed: dict[str, str]  # name of a run -> the last line of its log
 
 
@@ -36,6 +43,7 @@ def run_experiment(plan: Plan, console: Console) -> Outcome:
     settings and for impossible workers, and Preempted on SIGTERM."""
     workers = plan.config.ablation.workers
     check_plan(plan)
+    hosts.in_first(lambda: _rows_of_other_parts(plan))  # a damaged table is told before runs are made
     if workers == 1:
         _run_in_process(plan, console)
         return Outcome(write_results_table(plan) if hosts.is_first() else [], {})
@@ -48,13 +56,20 @@ def run_experiment(plan: Plan, console: Console) -> Outcome:
 
 
 def write_results_table(plan: Plan) -> list[Evaluation]:
-    rows = []
+    """The plan's finished runs, and those that the table has of other plans: parts of an experiment share a folder."""
+    rows = _rows_of_other_parts(plan)
     for run in plan.runs:
         if run.is_finished():
             metrics = read_metrics(run.folder / "metrics.jsonl")
             rows += evaluations_of(metrics, run.config, run.cell.setting, sources_of(run.folder))
     write_table(rows, plan.workdir / TABLE)
     return rows
+
+
+def _rows_of_other_parts(plan: Plan) -> list[Evaluation]:
+    planned = {(task_name(run.config.task.name), run.cell.setting, run.config.task.data_seed, run.arm, run.seed)
+               for run in plan.runs}
+    return rows_of_others(plan.workdir / TABLE, planned)
 
 
 def _run_in_process(plan: Plan, console: Console) -> None:

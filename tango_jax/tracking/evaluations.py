@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -284,8 +284,11 @@ def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> 
     """The rows of tables. Raises ValueError for a damaged table, a repeated evaluation, or runs that do not compare."""
     rows, places, first = [], {}, {}
     for path in paths:
-        for line, row in _read_table(local_path(name, path)):
-            key = (row.task, row.setting, row.start, row.arm, row.seed, row.turn)
+        found = _read_table(local_path(name, path))
+        if not found:
+            raise ValueError(f"{path} has no rows: name the ablation.csv of an experiment with a finished run")
+        for line, row in found:
+            key = (*run_of(row), row.turn)
             place = f"{path}, line {line}"
             if key in places:
                 raise ValueError(f"{place} is the same evaluation as {places[key]} (setting {row.setting!r}, start "
@@ -298,6 +301,15 @@ def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> 
                                      f"{row.setting!r}, but the runs {difference}: draw them apart")
             rows.append(row)
     return rows
+
+
+def rows_of_others(path: Path, runs: Collection[tuple]) -> list[Evaluation]:
+    """The rows of a table, if there is one, without those of `runs` (`run_of`). Raises ValueError if it is damaged."""
+    return [row for _, row in _read_table(path) if run_of(row) not in runs] if path.exists() else []
+
+
+def run_of(row: Evaluation) -> tuple:
+    return row.task, row.setting, row.start, row.arm, row.seed
 
 
 def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
@@ -343,8 +355,6 @@ def _read_table(path: Path) -> list[tuple[int, Evaluation]]:
                          "experiment") from error
     if missing := [name for name in Evaluation._fields if name not in columns and name not in _OPTIONAL]:
         raise ValueError(f"{path} lacks the columns {', '.join(missing)}: name the ablation.csv of an experiment")
-    if not found:
-        raise ValueError(f"{path} has no rows: name the ablation.csv of an experiment with a finished run")
     return [(line, Evaluation(*(_value(name, row.get(name) or "", f"{path}, line {line}")
                                 for name in Evaluation._fields))) for line, row in found]
 

@@ -22,7 +22,7 @@ from support.tiny_train import repeatable_rows
 from tango_jax import ablate
 from tango_jax.ablation import experiment
 from tango_jax.ablation.experiment import run_experiment
-from tango_jax.ablation.planned_runs import make_plan
+from tango_jax.ablation.planned_runs import Plan, PlannedRun, make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.method.arms import ARMS
 from tango_jax.method.load import load_method
@@ -31,7 +31,7 @@ from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import LOCK_FILE, locked
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tracking.evaluations import write_table
-from tango_jax.tracking.metrics import read_metrics
+from tango_jax.tracking.metrics import MetricsWriter, read_metrics
 from tango_jax.viewer.comparison import lines_of
 from tango_jax.viewer.runs import find_runs
 
@@ -94,7 +94,9 @@ def test_ablation_trains_stage_one_once_and_every_arm_starts_from_it(ablation):
 def test_ablation_reports_every_arm_and_seed(ablation):
     with open(ablation / "ablation.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {(row["arm"], row["seed"]) for row in rows} == {(arm, seed) for arm in TWO for seed in "01"}
+    # The second plan does not name the other arms; the table keeps them.
+    runs = {(arm, "0") for arm in COMPARED} | {(arm, "1") for arm in TWO}
+    assert {(row["arm"], row["seed"]) for row in rows} == runs
     table = (ablation / "ablation.md").read_text()
     for arm in TWO:
         last = [metrics_of(ablation, arm, seed)[-1]["generator/accuracy"] for seed in (0, 1)]
@@ -312,6 +314,42 @@ def test_cells_can_be_added_and_what_fails_does_not_lose_the_others(grid, tiny_t
     assert (grid.workdir / RUNS[0] / "metrics.jsonl").read_bytes() == before
     table = (grid.workdir / "ablation.csv").read_text()
     assert "alpha=none" in table and "alpha=bad" not in table
+
+
+# -------------------------------------------------------------------------------------------- parts in one folder
+
+
+def test_the_table_keeps_the_runs_of_other_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(PlannedRun, "is_finished", lambda run: (run.folder / "metrics.jsonl").exists())
+
+    def plan_of(cell: str, accuracy: float, *settings: str) -> Plan:
+        grid = {"trust": {cell: {}}, "task.data_seed": [7]}
+        plan = make_plan(load_config(str(CONFIGS / "last_letter.py"), [f"ablation.grid={grid}", *settings]), tmp_path)
+        for run in plan.runs:
+            run.folder.mkdir(parents=True, exist_ok=True)
+            (run.folder / "summary.json").write_text("{}")
+            with MetricsWriter(run.folder / "metrics.jsonl", resume_at=0) as writer:
+                writer.write(0, "eval", {"generator_step": 0, "generator/accuracy": accuracy})
+        return plan
+
+    def table() -> list[tuple]:
+        with open(tmp_path / "ablation.csv", newline="") as file:
+            return sorted((row["setting"], row["arm"], row["seed"], row["accuracy"]) for row in csv.DictReader(file))
+
+    experiment.write_results_table(plan_of("off", 0.25, "ablation.arms=('grpo',)", "ablation.seeds=(0,)"))
+    rows = experiment.write_results_table(plan_of("on", 0.5, "ablation.arms=('tango',)", "ablation.seeds=(0,)"))
+    parts = [("trust=off", "grpo", "0", "0.25"), ("trust=on", "tango", "0", "0.5")]
+    assert table() == parts and [row.accuracy for row in rows] == [0.25, 0.5]
+    again = plan_of("off", 0.75, "ablation.arms=('grpo',)", "ablation.seeds=(0, 1)")  # a run that was made anew
+    experiment.write_results_table(again)
+    assert table() == [*((*parts[0][:2], seed, "0.75") for seed in "01"), parts[1]]
+    (again.runs[0].folder / "metrics.jsonl").unlink()  # and one that is not finished
+    experiment.write_results_table(again)
+    assert table() == [("trust=off", "grpo", "1", "0.75"), parts[1]]
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "ablation.csv").write_text("no table\n")
+    with pytest.raises(ValueError, match="ablation.csv lacks the columns task, setting"):  # before runs are made
+        run_experiment(make_plan(again.config, tmp_path / "damaged"), Console(enabled=False))
 
 
 # -------------------------------------------------------------------------------------------- from a table alone
