@@ -8,7 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
-from tango_jax.method.own_arm import shares_policy
+from tango_jax.method.own_arm import arm_of, shares_policy
 from tango_jax.records import Memory, States
 from tango_jax.rl.policy import Policy
 from tango_jax.runtime.checkpoint import Restored, peek_meta, read_state
@@ -48,7 +48,8 @@ def read_fork(
     accuracy of the verifier if it also judges as there, and the counts of labels if turns are as large. `fork`: as in
     provenance.json.
 
-    Raises ValueError: adapters of another base, or a KL term that would refer to other weights than there.
+    Raises ValueError: adapters of another base, a KL term that would refer to other weights than there, or a role that
+    is not trained and whose settings name other weights than there.
     """
     place = Path(config.fork_of).expanduser()
     found = read_state(place / "checkpoints", abstract_states, only=fork["turn"])
@@ -56,12 +57,20 @@ def read_fork(
     others = [name for name, now in fingerprints.items() if name.endswith(BASE) and theirs.get(name, now) != now]
     require(not others, f"fork_of={config.fork_of}: its adapters were trained on other weights than this run loads "
             f"({', '.join(others)}): name the checkpoint of that run, and its stage 1 in init_from")
-    others = [role for role in ROLES if config[role].loss.kl_coef > 0 and role in fingerprints
+    trained = arm_of(config).turns
+    others = [role for role in ROLES if role in fingerprints
               and theirs.get(f"{role}{REFERENCE}", theirs.get(role)) != fingerprints[role]
               and not _is_fresh_adapter(config, role, fingerprints)]
-    require(not others, f"fork_of={config.fork_of}: the KL term of the {' and of the '.join(others)} would refer to "
-            f"other weights than there: keep that run's seed, checkpoints and stage 1, or set "
-            f"{' and '.join(f'{role}.loss.kl_coef=0' for role in others)}")
+    compared = [role for role in others if role in trained and config[role].loss.kl_coef > 0]
+    require(not compared, f"fork_of={config.fork_of}: the KL term of the {' and of the '.join(compared)} would refer "
+            f"to other weights than there: keep that run's seed, checkpoints and stage 1, or set "
+            f"{' and '.join(f'{role}.loss.kl_coef=0' for role in compared)}")
+    kept = () if shares_policy(config) else [role for role in others if role not in trained]
+    named = [role for role in kept if _names_weights(config[role])]
+    require(not named, f"fork_of={config.fork_of}: a fork keeps the policies of that run, and here the "
+            f"{' and the '.join(named)}, which arm={config.arm} does not train, would start from other weights than "
+            f"there: keep that run's {' and '.join(f'{role}.checkpoint and {role}.init_from' for role in named)}, or "
+            "begin a new run without --from")
     memory, there = Memory(), Memory.restored(found.meta)
     if fork["is_task"] and theirs["problems"] == fingerprints["problems"]:
         memory = there.replace(turn=0) if fork["is_arm"] else Memory(cursors=there.cursors)
@@ -77,3 +86,8 @@ def _is_fresh_adapter(config: ConfigDict, role: str, fingerprints: Mapping[str, 
     """Such a reference is its base, whose digest is compared, whatever the seed has drawn."""
     own = config[role]
     return f"{role}{BASE}" in fingerprints and not (own.sft.steps or own.init_from or own.adapter)
+
+
+def _names_weights(own: ConfigDict) -> bool:
+    """Whether its start is read from elsewhere, and neither drawn with the seed nor trained here."""
+    return bool(own.init_from or (own.checkpoint and not own.sft.steps))

@@ -230,6 +230,15 @@ def test_a_kl_term_refers_to_what_it_did(config, policies, tmp_path):
     assert read({"generator": "another"}, *none).step == 0
     fresh = {"generator": "seed 1", "generator_base": "", "verifier": "first"}
     assert read(fresh, *kl, "generator.sft.steps=0").step == 0
+    # A role that is not trained has no KL term. Drawn with another seed it is kept as it was there.
+    untrained = {"generator": "", "verifier": "seed 2"}
+    assert read(untrained, *kl, "arm=grpo", "verifier.sft.steps=0").step == 0
+    with pytest.raises(ValueError, match="the KL term of the generator would refer to"):
+        read(untrained | {"generator": "another"}, *kl, "arm=grpo", "verifier.sft.steps=0")
+    # Other weights that the settings name would not be used.
+    with pytest.raises(ValueError, match=r"keeps .* the verifier, which arm=fixed_verifier does not train, would .* "
+                       r"keep that run's verifier\.checkpoint and verifier\.init_from, or begin a new run "):
+        read(untrained, *kl, "arm=fixed_verifier", "verifier.checkpoint=another_prm", "verifier.sft.steps=0")
 
 
 @pytest.mark.parametrize("overrides, message", [
