@@ -4,8 +4,8 @@ Command:   python -m tango_jax.ablate --config=configs/smollm2_words.py:compared
            and :shared in a folder beside it. Offline, see smollm2_last_letter.py. Part `development` comes
            first: it chooses the number of words.
 Hardware:  a CPU with two cores and 16 GiB of memory.
-Time:      stage 1 of the generator takes at most 37 minutes on one core, a run of `grpo` 40 minutes with four words, 45 with
-           six; the rest is not measured yet.
+Time:      stage 1 of the generator takes at most 37 minutes on one core, a run of `grpo` 40 minutes with four words and
+           45 with six; the rest is not measured yet.
 Expected:  six words are chosen (results/smollm2_words.md); the other parts have not been run.
 """
 
