@@ -89,5 +89,5 @@ def _is_fresh_adapter(config: ConfigDict, role: str, fingerprints: Mapping[str, 
 
 
 def _names_weights(own: ConfigDict) -> bool:
-    """Whether its start is read from elsewhere, and neither drawn with the seed nor trained here."""
+    """Whether its settings name the weights that it starts from, so that no seed and no stage 1 of this run decides them."""
     return bool(own.init_from or (own.checkpoint and not own.sft.steps))

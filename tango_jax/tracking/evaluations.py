@@ -298,13 +298,15 @@ def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> 
                 other, its_place = first.setdefault(facts, (digest, place)) if digest else ("", "")
                 if other != digest:
                     raise ValueError(f"{place} and {its_place} are both of task {row.task} and setting "
-                                     f"{row.setting!r}, but the runs {difference}: draw them apart")
+                                     f"{row.setting!r}, but the runs {difference}: draw them apart, or remove the "
+                                     "table, which the experiment's command writes anew")
             rows.append(row)
     return rows
 
 
 def rows_of_others(path: Path, runs: Collection[tuple]) -> list[Evaluation]:
-    """The rows of a table, if there is one, without those of `runs` (`run_of`). Raises ValueError if it is damaged."""
+    """A table's rows that belong to none of `runs` (as `run_of` names them); none without a table. Raises ValueError for a
+    damaged table."""
     return [row for _, row in _read_table(path) if run_of(row) not in runs] if path.exists() else []
 
 

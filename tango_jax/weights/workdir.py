@@ -205,7 +205,7 @@ def has_one_policy(workdir: Path) -> bool:
 
 
 def _stored_arm(workdir: Path) -> Mapping[str, Any]:
-    """What the run stored about its arm, which is there when the user's file is gone; empty before the run begins."""
+    """What the run stored about its arm. It needs no file of the user's; empty before the run begins."""
     path = workdir / "provenance.json"
     stored = read_json_object(path, "restore it") if path.is_file() else {}
     return stored.get("arm") or {}
