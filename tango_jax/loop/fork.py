@@ -89,5 +89,5 @@ def _is_fresh_adapter(config: ConfigDict, role: str, fingerprints: Mapping[str, 
 
 
 def _names_weights(own: ConfigDict) -> bool:
-    """Whether its settings name the weights that it starts from, so that no seed and no stage 1 of this run decides them."""
+    """Whether settings name the weights that it starts from. No seed and no stage 1 of this run decides them then."""
     return bool(own.init_from or (own.checkpoint and not own.sft.steps))

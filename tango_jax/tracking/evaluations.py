@@ -305,8 +305,8 @@ def read_tables(paths: Sequence[str | os.PathLike], name: str = "--figures") -> 
 
 
 def rows_of_others(path: Path, runs: Collection[tuple]) -> list[Evaluation]:
-    """A table's rows that belong to none of `runs` (as `run_of` names them); none without a table. Raises ValueError for a
-    damaged table."""
+    """A table's rows that belong to none of `runs` (as `run_of` names them); none without a table. Raises ValueError
+    for a damaged table."""
     return [row for _, row in _read_table(path) if run_of(row) not in runs] if path.exists() else []
 
 
