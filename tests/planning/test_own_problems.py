@@ -415,10 +415,11 @@ def test_the_notes_are_of_what_the_arm_does(folder, tmp_path):
     assert "self.problems=500 (180 are there) x self.samples=4 = 720 samples" in more
 
 
-def test_each_role_of_stage_one_learns_at_the_rate_of_its_size(folder, tmp_path):
-    config = default_config()
-    small = preset_model("HuggingFaceTB/SmolLM2-135M-Instruct")
-    models = {"generator": preset_model("HuggingFaceTB/SmolLM3-3B"), "verifier": small}
+def test_each_role_of_stage_one_learns_at_the_rate_of_its_size():
+    config, names = default_config(), ("HuggingFaceTB/SmolLM3-3B", "HuggingFaceTB/SmolLM2-135M-Instruct")
+    for role, name in zip(ROLES, names, strict=True):
+        config[role].checkpoint = name
+    models = {role: preset_model(config[role].checkpoint) for role in ROLES}
     own_problems.set_stage_one(OpenSettings(config, ()), ROOMY_CPU.scale, models, 36)
     assert [config[role].sft.optimizer.lr for role in ROLES] == [1e-5, 5e-5]
 
