@@ -61,10 +61,6 @@ def num_parameters(model: ModelConfig) -> int:
     return embeddings + model.num_layers * (2 * D * E * (H + K) + 3 * D * F)
 
 
-def num_trained(model: ModelConfig) -> int:
-    return int(adapter_flops(model, 1) / 2) if model.lora else num_parameters(model)
-
-
 class Flops(NamedTuple):
     layers: float  # compute_dtype
     head: float  # head_dtype

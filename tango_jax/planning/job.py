@@ -164,6 +164,12 @@ class Job:
         return self.machine.processes
 
     @property
+    def checkpoint_bytes(self) -> int:
+        """One policy's state is stored once; what is not trained has no moments."""
+        policies = list(self.policies.values())[: 1 if shares_policy(self.config) else None]
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves([policy.state for policy in policies]))
+
+    @property
     def stage_one(self) -> list[str]:
         return [role for role, policy in self.policies.items() if policy.stage_one]
 

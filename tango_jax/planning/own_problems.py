@@ -15,12 +15,12 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_problems, question_key
 from tango_jax.method.load import load_method
-from tango_jax.method.own_arm import arm_or_none, shares_policy
+from tango_jax.method.own_arm import arm_or_none
 from tango_jax.method.turn import problems_of_a_draw
 from tango_jax.models.head_precision import LEAST_CAPABILITY
 from tango_jax.models.lora import narrowest_side
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.planning.costs import num_parameters, num_trained
+from tango_jax.planning.costs import num_parameters
 from tango_jax.planning.estimates import estimated_phases
 from tango_jax.planning.job import Job, sized_job
 from tango_jax.planning.machines import GIB, Machine, Scale, planned_machine, this_machine
@@ -91,16 +91,17 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
         models, adapters = choose_adapters(settings, models, machine)
         set_batches(settings, models, machine, mistakes)
     mistakes.raise_all()
+    job = sized_job(config, models, machine)
     counts = (f"{training} for training, of {len(problems)} in {config.task.train}, and {heldout} for evaluation, of "
               f"{len(test)} in {config.task.test}" if test else
               f"{training} for training and {heldout} held out, of {len(problems)} in {config.task.train}")
     lines = (
         f"problems: {counts}, read as {row_format}: the answer of the first is {shortened(problems[0].answer)}; "
         + " and ".join(f"the {role}'s prompts are {describe_form(config[role], tokenizers[role])}" for role in ROLES),
-        *(describe_lengths(role, lengths[role], config[role]) for role in ROLES),
+        *(describe_lengths(role, lengths[role], config[role], models[role]) for role in ROLES),
         *adapters,
-        describe_batches(config, models, machine),
-        describe_turns(config, models, training),
+        describe_batches(job),
+        describe_turns(job, training),
         *stage_one,
         *describe_rough_counts(config, tokenizers),
         "all of these can be set: --config.key=value" + ("; --print-config shows every key" if planned is None else ""),
@@ -131,21 +132,25 @@ def set_lengths(
     settings.put("generator.max_prompt", min(rounded(lengths["generator"].limit), most))
     room = positions["generator"] - generator.max_prompt
     settings.put("generator.max_response", min(rounded(max(scale.response, 1.5 * worked)), room))
-    settings.put("verifier.max_response", rounded(1.25 * generator.max_response))
     needed = rounded(lengths["verifier"].limit + generator.max_response + SPARE)
-    left = positions["verifier"] - needed
-    if left < verifier.max_response:  # long solutions are cut off, and counted in the metrics
-        most = max(positions["verifier"] // 4, LEAST_RESPONSE)
-        settings.put("verifier.max_response", min(verifier.max_response, most))
-        needed = min(needed, positions["verifier"] - verifier.max_response)
-    settings.put("verifier.max_prompt", needed)
+    if models["verifier"].score_head:  # it writes nothing
+        reserved = 0
+    else:
+        settings.put("verifier.max_response", rounded(1.25 * generator.max_response))
+        if positions["verifier"] - needed < verifier.max_response:
+            most = max(positions["verifier"] // 4, LEAST_RESPONSE)
+            settings.put("verifier.max_response", min(verifier.max_response, most))
+        reserved = verifier.max_response
+    # Long solutions that do not fit are cut off, and counted in the metrics.
+    settings.put("verifier.max_prompt", min(needed, positions["verifier"] - reserved))
     further = _further_prompts(settings)
     for role in ROLES:
         own = settings.config[role]
         if {SECOND_TRY, SECOND_JUDGEMENT} & further[role]:
             added = verifier.max_response + (generator.max_response + SPARE if role == "generator" else 0)
             settings.put(f"{role}.max_prompt", min(own.max_prompt + added, positions[role] - own.max_response))
-        least = lengths[role].limit + LEAST_RESPONSE * (1 if role == "generator" else 2)
+        writes = not models[role].score_head
+        least = lengths[role].limit + LEAST_RESPONSE * ((role == "verifier") + writes)
         mistakes.require(
             least <= positions[role],
             f"{settings.config.task.train}: the {role}'s prompts have up to {lengths[role].limit} tokens, which leaves "
@@ -157,13 +162,13 @@ def set_lengths(
         settings.put(f"{role}.prompt_buckets", (usual,) if 2 * usual <= own.max_prompt else ())
 
 
-def describe_lengths(role: str, lengths: Lengths, config: ConfigDict) -> str:
+def describe_lengths(role: str, lengths: Lengths, config: ConfigDict, model: ModelConfig) -> str:
     left_out = int((lengths.tokens > config.max_prompt).sum())
     without = " without the solution" if role == "verifier" else ""
     return (f"lengths of the {role}: prompts of {int(lengths.tokens.min())} to {lengths.longest} tokens{without}, "
             f"median {lengths.median}: max_prompt={config.max_prompt}"
             + (f", which leaves {left_out} out" if left_out else "")
-            + f"; max_response={config.max_response}")
+            + ("" if model.score_head else f"; max_response={config.max_response}"))
 
 
 def set_split(
@@ -249,8 +254,8 @@ def set_stage_one(
         return []
     settings.put("self.problems", min(STAGE_ONE_TURNS * scale.prompts, training))
     settings.put("self.samples", scale.samples)
-    small = min(num_parameters(models[role]) for role in taught) < SMALL_MODEL
     for role in taught:
+        small = num_parameters(models[role]) < SMALL_MODEL
         settings.put(f"{role}.sft.steps", STAGE_ONE_STEPS)
         settings.put(f"{role}.sft.batch_size", scale.prompts)
         settings.put(f"{role}.sft.rows_per_micro_batch", 1)
@@ -260,31 +265,33 @@ def set_stage_one(
         settings.put(f"{role}.sft.optimizer.lr", 5e-5 if small else 1e-5)
         settings.put(f"{role}.sft.optimizer.schedule", "cosine")
         settings.put(f"{role}.sft.optimizer.warmup_steps", STAGE_ONE_STEPS // 8)
-    count, rounds = config[SELF].problems * config[SELF].samples, config[SELF].rounds
-    steps = ", ".join(f"{role}.sft.steps={config[role].sft.steps}" for role in taught)
-    looked = min(LOOKED_AT, config[SELF].problems)
-    return [f"stage 1: the run first looks at up to {looked} samples of each role. If less than {100 * GATE:.0f} % of "
-            f"them follow the prompt's layout, the role learns it from its own samples: up to self.rounds={rounds} "
-            f"rounds of self.problems={config[SELF].problems} x self.samples={config[SELF].samples} = {count} samples "
-            f"and updates ({steps}). Without it: --config.task.stage_one="]
+    own, problems = config[SELF], min(config[SELF].problems, training)  # each is taken once
+    learners = [role for role in ROLES if config[role].sft.steps]
+    steps = ", ".join(f"{role}.sft.steps={config[role].sft.steps}" for role in learners)
+    few = f" ({problems} are there)" if problems < own.problems else ""
+    return [f"stage 1: the run first looks at up to {min(LOOKED_AT, problems)} samples of the "
+            f"{' and of the '.join(learners)}. If less than {100 * GATE:.0f} % of a role's samples follow its prompt's "
+            f"layout, it learns the layout from its own samples: up to self.rounds={own.rounds} rounds of "
+            f"self.problems={own.problems}{few} x self.samples={own.samples} = {problems * own.samples} samples and "
+            f"updates ({steps}). Without it: --config.task.stage_one="]
 
 
-def describe_turns(config: ConfigDict, models: dict[str, ModelConfig], training: int) -> str:
-    saved_roles = ROLES[:1] if shares_policy(config) else ROLES
-    rl, saved = config.rl, sum(12 * num_trained(models[role]) for role in saved_roles)
-    arm = arm_or_none(config)
-    warmup = "no warm-up" if arm and "verifier" not in arm.turns else f"rl.warmup_steps={rl.warmup_steps}"
+def describe_turns(job: Job, training: int) -> str:
+    config, rl = job.config, job.config.rl
+    warmup = f"rl.warmup_steps={rl.warmup_steps}" if job.trains("verifier") else "no warm-up"
     whole, may = math.ceil(training / problems_of_a_draw(rl, "train")), "may " if rl.dynamic_sampling else ""
-    return (f"turns: rl.generator_steps={rl.generator_steps} ({whole} {may}draw every problem once) after "
-            f"{warmup}, an evaluation every {config.eval.every}, a checkpoint of "
-            f"{saved / 1e9:.1f} GB every {config.checkpoint.every} turns (checkpoint.keep={config.checkpoint.keep})")
+    draws = f" ({whole} {may}draw every problem once)" if job.trains("generator") else ""
+    return (f"turns: rl.generator_steps={rl.generator_steps}{draws} after {warmup}, an evaluation every "
+            f"{config.eval.every}, a checkpoint of {job.checkpoint_bytes / 1e9:.1f} GB every {config.checkpoint.every} "
+            f"turns (checkpoint.keep={config.checkpoint.keep})")
 
 
 def choose_adapters(
     settings: OpenSettings, models: dict[str, ModelConfig], machine: Machine
 ) -> tuple[dict[str, ModelConfig], list[str]]:
     """The models, with adapters where training all parameters does not fit, and a line that says so."""
-    keys = [f"{role}.model.lora.rank" for role, model in models.items() if not model.score_head]
+    trained = {role: model for role, model in models.items() if not model.score_head}
+    keys = [f"{role}.model.lora.rank" for role in trained]
     if settings.given.intersection(keys):
         return models, []
     try:
@@ -292,14 +299,15 @@ def choose_adapters(
         fits = planned_peak(sized_job(settings.config, models, machine)) <= machine.memory
     except ValueError:  # not even the states fit, or another mistake, which is found again
         fits = False
-    rank = min(ADAPTER_RANK, *(1 << int(math.log2(narrowest_side(model))) for model in models.values()))
+    rank = min(ADAPTER_RANK, *(1 << int(math.log2(narrowest_side(model))) for model in trained.values()))
     if fits:
         return models, []
     for key in keys:
         settings.put(key, rank)
+    whose = "both roles" if len(trained) > 1 else f"the {', '.join(trained)}"
     adapted = {role: dataclasses.replace(model, **fields_of(settings.config[role])) for role, model in models.items()}
-    return adapted, [f"adapters of rank {rank} on frozen models (model.lora.rank): training all parameters of both "
-                     f"roles does not fit in {machine.memory / GIB:.1f} GiB"]
+    return adapted, [f"adapters of rank {rank} on frozen models (model.lora.rank): training all parameters of "
+                     f"{whose} does not fit in {machine.memory / GIB:.1f} GiB"]
 
 
 def set_batches(
@@ -364,13 +372,15 @@ def halved(most: int, multiple: int) -> list[int]:
     return found
 
 
-def describe_batches(config: ConfigDict, models: dict[str, ModelConfig], machine: Machine) -> str:
-    planned = planned_peak(sized_job(config, models, machine))
-    sizes = dict.fromkeys(f"{num_parameters(model) / 1e6:.3g} M parameters" for model in models.values())
-    rl = config.rl
-    decoded = " and ".join(str(config[role].row_buckets[-1]) for role in ROLES)
-    trained = " and ".join(str(config[role].rows_per_micro_batch) for role in ROLES)
-    return (f"batches: {rl.prompts_per_step} problems x {rl.samples_per_prompt} solutions a turn, {decoded} rows "
-            f"decoded and {trained} rows trained on at a time (generator and verifier), for {' and '.join(sizes)} on "
+def describe_batches(job: Job) -> str:
+    config, rl, machine = job.config, job.config.rl, job.machine
+    sizes = dict.fromkeys(f"{num_parameters(policy.model_config) / 1e6:.3g} M parameters"
+                          for policy in job.policies.values())
+    decoded = " and ".join(f"{policy.config.row_buckets[-1]} rows of the {role}"
+                           for role, policy in job.policies.items()
+                           if not (policy.is_scored or policy.model_config.score_head))
+    trained = " and ".join(f"{config[role].rows_per_micro_batch} of the {role}" for role in ROLES if job.trains(role))
+    return (f"batches: {rl.prompts_per_step} problems x {rl.samples_per_prompt} solutions a turn; at a time, {decoded} "
+            f"are decoded, and {trained} are trained on; for {' and '.join(sizes)} on "
             f"{machine.devices} x {machine.platform} of {machine.memory / GIB:.1f} GiB, of which about "
-            f"{planned / GIB:.1f} GiB are planned")
+            f"{planned_peak(job) / GIB:.1f} GiB are planned")

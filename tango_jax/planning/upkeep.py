@@ -2,11 +2,10 @@
 
 import math
 
-import jax
 from ml_collections import ConfigDict
 
 from tango_jax.grading.pool import DEFAULT_MAX_WORKERS
-from tango_jax.method.own_arm import make_schedule, shares_policy
+from tango_jax.method.own_arm import make_schedule
 from tango_jax.planning.assumed_lengths import AssumedLengths
 from tango_jax.planning.job import Job
 from tango_jax.planning.programs import Program
@@ -59,7 +58,5 @@ def evaluation_seconds(job: Job, programs: dict[str, Program], times: TimeModel,
 
 def checkpoint_seconds(job: Job, times: TimeModel) -> float:
     """Every host copies its part to its memory, and writes it while training goes on."""
-    policies = list(job.policies.values())[: 1 if shares_policy(job.config) else None]
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves([policy.state for policy in policies]))
     hosts = max(1, job.machine.devices // times.target.per_host)
-    return size / hosts / TO_HOST
+    return job.checkpoint_bytes / hosts / TO_HOST

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -22,6 +23,7 @@ from tango_jax.planning.job import sized_job
 from tango_jax.planning.machines import GIB, Machine
 from tango_jax.planning.memory import resident
 from tango_jax.planning.own_problems import fit
+from tango_jax.planning.sources import OpenSettings, plan_source
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.checks import SettingsError
 from tango_jax.tasks.registry import make_task
@@ -86,7 +88,7 @@ def test_a_checkpoint_holds_one_policy_once(folder, tmp_path, setting, models_sa
     config = own(folder, write_problems(tmp_path / "problems.jsonl", 40), setting)
     model = preset_model("HuggingFaceTB/SmolLM3-3B")
     size = models_saved * 12 * num_parameters(model) / 1e9  # float32 parameters and two moments
-    said = own_problems.describe_turns(config, dict.fromkeys(ROLES, model), 36)
+    said = own_problems.describe_turns(sized_job(config, dict.fromkeys(ROLES, model), ROOMY_CPU), 36)
     assert f"a checkpoint of {size:.1f} GB every" in said
 
 
@@ -382,6 +384,44 @@ def test_a_reward_model_may_be_the_fixed_verifier(folder, tmp_path):
     small = Machine("gpu", devices=1, memory=0.0008 * GIB)
     config = fitted(folder, problems, small, f"verifier.checkpoint={prm}", "arm=fixed_verifier")
     assert (config.generator.model.lora.rank > 0, config.verifier.model.lora.rank) == (True, 0)
+
+
+def test_a_reward_model_has_no_moments_and_writes_nothing(folder, tmp_path):
+    problems, prm = write_problems(tmp_path / "problems.jsonl", 200), write_qwen_folder(tmp_path / "prm")
+    config = own(folder, problems, f"verifier.checkpoint={prm}", "arm=fixed_verifier", "generator.max_response=640")
+    assert config.verifier.max_response == 1
+    assert config.verifier.max_prompt == 800  # 68 + 640 + 64 rounded, of 1024 positions
+    notes = config.notes.splitlines()
+    assert "max_response=640" in notes[1] and "max_response" not in notes[2]
+    assert "rows of the generator are decoded, and 4 of the generator are trained on; for" in notes[3]
+    assert "samples of the generator. If" in notes[5] and "(generator.sft.steps=32)" in notes[5]
+    models = {role: plan_source(config, role).model_config for role in ROLES}
+    job = sized_job(config, models, ROOMY_CPU)
+    held = {role: sum(leaf.size for leaf in jax.tree.leaves(job.policies[role].state.params)) for role in ROLES}
+    assert job.checkpoint_bytes == pytest.approx(12 * held["generator"] + 4 * held["verifier"], abs=64)  # and counters
+    small = Machine("gpu", devices=1, memory=0.0008 * GIB)
+    said = fitted(folder, problems, small, f"verifier.checkpoint={prm}", "arm=fixed_verifier").notes
+    assert "training all parameters of the generator does not fit" in said
+
+
+def test_the_notes_are_of_what_the_arm_does(folder, tmp_path):
+    problems = write_problems(tmp_path / "problems.jsonl", 200)
+    grpo, scored = own(folder, problems, "arm=grpo").notes, own(folder, problems, "arm=scored").notes
+    assert "of the generator. If" in grpo and "4 of the generator are trained on" in grpo
+    assert "at a time, 16 rows of the generator are decoded, and 4 of the generator and 4 of the verifier are" in scored
+    fixed = own(folder, problems, "arm=fixed_generator").notes
+    assert "rl.generator_steps=20 after rl.warmup_steps=2" in fixed and "every problem once" not in fixed
+    more = own(folder, problems, "self.problems=500").notes  # 180 of the 200 are for training
+    assert "self.problems=500 (180 are there) x self.samples=4 = 720 samples" in more
+
+
+def test_each_role_of_stage_one_learns_at_the_rate_of_its_size():
+    config, names = default_config(), ("HuggingFaceTB/SmolLM3-3B", "HuggingFaceTB/SmolLM2-135M-Instruct")
+    for role, name in zip(ROLES, names, strict=True):
+        config[role].checkpoint = name
+    models = {role: preset_model(config[role].checkpoint) for role in ROLES}
+    own_problems.set_stage_one(OpenSettings(config, ()), ROOMY_CPU.scale, models, 36)
+    assert [config[role].sft.optimizer.lr for role in ROLES] == [1e-5, 5e-5]
 
 
 @pytest.mark.parametrize("overrides, stage_one, steps", [
