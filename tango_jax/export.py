@@ -153,7 +153,7 @@ def card_of(
     # The step that is read.
     is_stage_one, step = len(part) == 1, newest_verified(directory, part=part) if only is None else only
     stored, metrics = read_provenance(workdir), directory.parent / "metrics.jsonl"
-    chosen_by = what_chose(workdir, settings, only is not None)
+    chosen_by = what_chose(workdir, settings, role, only is not None)
     arm = stored.get("arm") or {}
     rows = [row for row in read_metrics(metrics) if row["step"] <= step] if metrics.is_file() else []
     # A checkpoint holds both roles, whatever was trained. Those of a fork count the updates before it as well.
@@ -221,7 +221,8 @@ def promptings_of(workdir: Path, role: str, settings: ConfigDict, is_best: bool)
     directory, _ = newest_checkpoints(workdir, role)
     roles = sorted(ROLES if has_one_policy(workdir) else [role], key=lambda name: name != role)
     found = [prompting_of(workdir, settings, name, peek_meta(directory).meta) for name in roles]
-    return [] if None in found else [one._replace(chosen_by=what_chose(workdir, settings, is_best)) for one in found]
+    chosen_by = what_chose(workdir, settings, role, is_best)
+    return [] if None in found else [one._replace(chosen_by=chosen_by) for one in found]
 
 
 def prompting_of(workdir: Path, settings: ConfigDict, role: str, meta: dict) -> Prompting | None:

@@ -1,14 +1,20 @@
-"""The best evaluation of a run by `checkpoint.keep_best`; checkpoints store it, so that a resumed run knows it."""
+"""The best evaluation of a run by `checkpoint.keep_best`; checkpoints store it, so that a resumed run knows it.
+
+The metric must compare the weights of a role that the run trains: every evaluation measures it on the same problems or
+solutions. Only evaluations after turns of that role count for `checkpoint.patience`, so that arms which also train the
+other role do not end earlier.
+"""
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
 from tango_jax.loop.measure import measured_names
 from tango_jax.method.load import Method
+from tango_jax.method.own_arm import make_schedule, shares_policy
 from tango_jax.runtime.checks import meant, require
 from tango_jax.tasks.task import Task
 
@@ -18,15 +24,22 @@ HIGHER_IS_BETTER = re.compile(r".*(accuracy|format|_f1|_f1_correct|_f1_incorrect
 class Best(NamedTuple):
     value: float
     turn: int  # turns before the evaluation
-    misses: int = 0  # evaluations since then
+    misses: int = 0  # evaluations since then, each after turns of the role
 
 
-def after_evaluation(best: Best | None, metrics: Mapping[str, float], name: str, turn: int) -> Best | None:
-    """Of equal values the first is the best; NaN is none."""
+def role_of(name: str) -> str:
+    """Whose turns improve the metric; second tries are the generator's."""
+    return "verifier" if name.startswith("verifier/") else "generator"
+
+
+def after_evaluation(
+    best: Best | None, metrics: Mapping[str, float], name: str, turn: int, trained: Collection[str]
+) -> Best | None:
+    """Of equal values the first is the best; NaN is none. `trained`: roles with a turn since the evaluation before."""
     value = float(metrics.get(name, math.nan))
     if best is None:
         return None if math.isnan(value) else Best(value, turn)
-    return Best(value, turn) if value > best.value else best._replace(misses=best.misses + 1)
+    return Best(value, turn) if value > best.value else best._replace(misses=best.misses + (role_of(name) in trained))
 
 
 def is_over(best: Best | None, patience: int) -> bool:
@@ -35,9 +48,15 @@ def is_over(best: Best | None, patience: int) -> bool:
 
 
 def check_keep_best(config: ConfigDict, task: Task, method: Method) -> None:
-    """Raise ValueError for a metric that no evaluation of this run measures, or of which less is better."""
+    """Raise ValueError for a metric that cannot choose among the checkpoints of this run."""
     name = config.checkpoint.keep_best
-    if name:
-        names = list(filter(HIGHER_IS_BETTER.fullmatch, measured_names(config, task, method)))
-        require(name in names, f"checkpoint.keep_best={name} is not measured by the evaluations of this run, or less "
-                f"of it is better: choose from {', '.join(names)}{meant(name, names)}")
+    if not name:
+        return
+    trained = {turn.role for turn in make_schedule(config).turns()}
+    # Solutions of a generator that learns differ between evaluations.
+    is_live_fixed = "generator" not in trained and not shares_policy(config)
+    names = [one for one in filter(HIGHER_IS_BETTER.fullmatch, measured_names(config, task, method))
+             if role_of(one) in trained and (is_live_fixed or not one.startswith("verifier/live/"))]
+    require(name in names, f"checkpoint.keep_best={name} cannot choose among the checkpoints of this run: it must be "
+            "measured in every evaluation, on the same problems or solutions, of a role that the run trains, and "
+            f"higher must be better: choose from {', '.join(names)}{meant(name, names)}")

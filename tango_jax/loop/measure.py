@@ -49,17 +49,19 @@ def evaluated_problems(config: ConfigDict, task: Task) -> list[Problem]:
 
 
 def measured_names(config: ConfigDict, task: Task, method: Method) -> list[str]:
-    """The scores that every evaluation has, except those by problem size. The first-error F1 of live solutions is left
-    out: it needs solutions with and without a wrong step, which may be missing among them."""
-    problem, text = task.pool_solution(0) if task.pool_solution else (task.test_problem(0), "")
-    solution = make_solution(task, problem, text, [], True)
-    judged = [*verifier_scores([solution], [make_verification(solution, "", [], False)])]
-    kinds = ("pool", "live") if task.pool_solution else ("live",)
-    names = [f"generator/{name}" for name in generator_scores([solution], [False]) if "/" not in name]
-    names += [f"verifier/{kind}/{name}" for kind in kinds for name in judged]
-    names += ["verifier/pool/first_error_f1"] * ("pool" in kinds and "step_f1" in judged)
+    """The scores that every evaluation has, except those by problem size. Of live solutions only their problems are
+    known; scores that need solutions with and without a wrong step are left out."""
+    live = [make_solution(task, problem, "", [], True) for problem in evaluated_problems(config, task)]
+    judged = {"live": live}
+    if task.pool_solution:
+        chosen = map(task.pool_solution, range(config.eval.pool))
+        judged["pool"] = [make_solution(task, problem, text, [], True) for problem, text in chosen]
+    names = [f"generator/{name}" for name in generator_scores(live, [False]) if "/" not in name]
+    for kind, solutions in judged.items():
+        unread = [make_verification(solution, "", [], False) for solution in solutions]
+        names += [f"verifier/{kind}/{name}" for name in verifier_scores(solutions, unread)]
     if SECOND_TRY in method.further_prompts("generator"):
-        names += [name.replace("/", "/eval_") for name in second_try_metrics([solution], [])]
+        names += [name.replace("/", "/eval_") for name in second_try_metrics(live, [])]
     return names
 
 

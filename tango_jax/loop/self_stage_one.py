@@ -39,7 +39,7 @@ from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import require
 from tango_jax.runtime.console import Console
-from tango_jax.tasks.self_text import SELF, Claim, choose_claims, closed
+from tango_jax.tasks.self_text import SELF, Claim, choose_claims, claims_of, closed
 from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import OWN
 from tango_jax.tracking.provenance import Provenance
@@ -71,9 +71,10 @@ class OwnStageOne:
         sampled = self._sampler().sample(self.workdir / SELF / role / "solutions",
                                          plainly(self.policies["generator"]), problems, samples, weights_fn)
         texts = [[(closed(one.text, CLOSING_TAG["generator"]), one.is_right) for one in own] for own in sampled]
-        claims = choose_claims(problems, texts, len(problems), self.task.min_steps, config.seed)
+        claims = claims_of(problems, texts, self.task.min_steps, config.seed)
         _, is_cut = build_prompts(self.policies[role], OWN[role], list(map(as_solution, claims)))
-        claims = [claim for claim, cut in zip(claims, is_cut, strict=True) if not cut]
+        fitting = [claim for claim, cut in zip(claims, is_cut, strict=True) if not cut]
+        claims = choose_claims(fitting, len(problems))
         require(bool(claims), f"task.stage_one=self: of {samples * len(problems)} samples of the generator, none are "
                 f"well formed and fit the verifier's prompt, so it has nothing to judge: {HELP}")
         return claims

@@ -66,13 +66,11 @@ def keep_solutions(
     return kept
 
 
-def choose_claims(
-    problems: Sequence[Problem], texts: Sequence[Sequence[tuple[str, bool]]], count: int, min_steps: int, seed: int
+def claims_of(
+    problems: Sequence[Problem], texts: Sequence[Sequence[tuple[str, bool]]], min_steps: int, seed: int
 ) -> list[Claim]:
-    """Well-formed solutions: half wrong, a quarter right, a quarter right with a damaged step, as far as there are
-    some, in turns. Of different problems first."""
-    kinds: dict[str, list[Claim]] = {"wrong": [], "right": [], "damaged": []}
-    seen = set()
+    """All well-formed solutions, and right ones with a damaged step as well. Of different problems first."""
+    claims, seen = [], set()
     for place, own in enumerate(itertools.zip_longest(*texts)):  # first samples, second samples, ...
         for number, (problem, sample) in enumerate(zip(problems, own, strict=True)):
             text, is_right = sample or ("", False)
@@ -80,12 +78,24 @@ def choose_claims(
                 continue
             seen.add((problem.id, text))
             claim = Claim(problem, text, len(parse_solution(text).steps), is_right)
-            kinds["right" if is_right else "wrong"].append(claim)
+            claims.append(claim)
             if is_right and (found := damage(claim, np.random.default_rng((seed, place, number)))):
-                kinds["damaged"].append(found)
-    limits = {"wrong": count // 2, "right": count - count // 2 - count // 4, "damaged": count // 4}
-    chosen = {kind: claims[: limits[kind]] for kind, claims in kinds.items()}
-    return _in_turns(chosen["wrong"], _in_turns(chosen["right"], chosen["damaged"]))
+                claims.append(found)
+    return claims
+
+
+def choose_claims(claims: Sequence[Claim], count: int) -> list[Claim]:
+    """The first: half wrong, a quarter right, a quarter right with a damaged step, as far as there are some, in
+    turns."""
+    kinds: dict[str, list[Claim]] = {"wrong": [], "right": [], "damaged": []}
+    for claim in claims:
+        kinds[_kind(claim)].append(claim)
+    wrong, right = kinds["wrong"][: count // 2], kinds["right"][: count - count // 2 - count // 4]
+    return _in_turns(wrong, _in_turns(right, kinds["damaged"][: count // 4]))
+
+
+def _kind(claim: Claim) -> str:
+    return "damaged" if claim.damaged is not None else "right" if claim.is_right else "wrong"
 
 
 def damage(claim: Claim, rng: np.random.Generator) -> Claim | None:
@@ -121,9 +131,8 @@ def keep_verifications(claims: Sequence[Claim], texts: Sequence[Sequence[str]], 
     kept: dict[str, list[TaggedRow]] = {"wrong": [], "right": [], "damaged": []}
     for claim, own in zip(claims, texts, strict=True):
         good = dict.fromkeys(text for text in own if agrees(claim, text))
-        kind = "damaged" if claim.damaged is not None else "right" if claim.is_right else "wrong"
-        kept[kind] += [TaggedRow(claim.problem, claim.text, claim.num_steps, text)
-                       for text in itertools.islice(good, most)]
+        kept[_kind(claim)] += [TaggedRow(claim.problem, claim.text, claim.num_steps, text)
+                               for text in itertools.islice(good, most)]
     right = _in_turns(kept["damaged"], kept["right"])
     count = min(len(right), len(kept["wrong"]))
     return _in_turns(right[:count], kept["wrong"][:count])

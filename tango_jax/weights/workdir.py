@@ -61,7 +61,7 @@ def prompting_of(name: str, role: str, download: bool = False) -> Prompting | No
 def prompting_in_run(workdir: Path, config: ConfigDict, role: str, template: str) -> Prompting:
     own, is_scored = config[role], role == "verifier" and bool(_stored_arm(workdir).get("is_scored", False))
     return Prompting(role, template, own.use_chat, own.max_prompt, own.max_response, config.task.min_steps,
-                     own.stop_at_first_error, is_scored, what_chose(workdir, config))
+                     own.stop_at_first_error, is_scored, what_chose(workdir, config, role))
 
 
 def open_workdir(
@@ -244,9 +244,12 @@ def best_step(workdir: Path) -> int:
     return step
 
 
-def what_chose(workdir: Path, config: ConfigDict, is_best: bool = False) -> str:
-    """The metric that chose the weights of a run's newest or best checkpoint, and its problems; empty: none did."""
+def what_chose(workdir: Path, config: ConfigDict, role: str, is_best: bool = False) -> str:
+    """The metric that chose a role's weights in a run's newest or best checkpoint, and its problems; empty: none did,
+    or the arm does not train the role."""
     kept, task, how = config.checkpoint, config.task, "checkpoint.keep_best"
+    if role not in _stored_arm(workdir).get("turns", ROLES) and not has_one_policy(workdir):
+        return ""
     if not is_best:
         # What ended the training also says which checkpoint is the newest.
         found = kept.patience and peek_meta(workdir / "checkpoints")
@@ -254,9 +257,11 @@ def what_chose(workdir: Path, config: ConfigDict, is_best: bool = False) -> str:
         if not 0 < kept.patience <= misses:
             return ""
         how = f"checkpoint.patience={kept.patience}"
-    problems = f"the task {Path(task.name).name}"
-    if task.name == "math":
-        problems = short_name(task.test) if task.test else f"the problems set aside from {short_name(task.train)}"
+    problems, is_pool = f"the task {Path(task.name).name}", kept.keep_best.startswith("verifier/pool/")
+    if task.name == "math":  # whose pool stage 1 makes from rows that it holds out
+        has_test = task.test and not is_pool
+        problems = short_name(task.test) if has_test else f"the problems set aside from {short_name(task.train)}"
+    problems = "the fixed pool of " * is_pool + problems
     return f"{kept.keep_best} on {problems} ({how})"
 
 

@@ -2,25 +2,32 @@
 
 import math
 import re
+from contextlib import nullcontext
 
 import jax
 import numpy as np
 import pytest
 
+from support.math_cases import math_config
 from support.paths import CONFIGS
 from support.policies import policies_of
+from support.tiny_checkpoints import write_tiny_folder
 from support.tiny_train import StopAtRow, repeatable_rows
 from tango_jax import export
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
 from tango_jax.loop import run
-from tango_jax.loop.best import Best, after_evaluation
+from tango_jax.loop.best import Best, after_evaluation, check_keep_best, is_over
+from tango_jax.method.load import load_method
+from tango_jax.method.own_arm import make_schedule
+from tango_jax.rl.schedule import generator_steps_after, is_evaluation_due, trained_since_evaluation
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.sealed import complete_steps
+from tango_jax.tasks.registry import make_task
 from tango_jax.weights.source import open_source
-from tango_jax.weights.workdir import best_step, open_workdir
+from tango_jax.weights.workdir import best_step, open_workdir, start_source
 
 SILENT = Console(enabled=False)
 ACCURACY = (0.25, 0.125, 0.5, 0.5, 0.375, 0.25, 0.125)  # by the number of the generator's updates
@@ -71,7 +78,7 @@ def test_a_resumed_run_keeps_the_same_best_checkpoint(train, tmp_path, capsys):
     assert repeatable_rows(stopped / "metrics.jsonl") == repeatable_rows(whole / "metrics.jsonl")
     for workdir in (whole, stopped):
         assert complete_steps(workdir / "checkpoints") == [BEST_TURN, 10] and best_step(workdir) == BEST_TURN
-        assert Best(*peek_meta(workdir / "checkpoints").meta["best"]) == Best(0.5, BEST_TURN, misses=5)
+        assert Best(*peek_meta(workdir / "checkpoints").meta["best"]) == Best(0.5, BEST_TURN, misses=4)
     assert weights(stopped, BEST_TURN) == weights(whole, BEST_TURN) != weights(whole)
 
     # Exported with its own figures.
@@ -107,7 +114,7 @@ def test_evaluations_without_a_better_one_end_the_training(train, tmp_path, caps
         assert rows[-1]["step"] == 8 and complete_steps(run_dir / "checkpoints") == [BEST_TURN, 8]
         (run_dir / "summary.json").unlink()
     run.run_or_resume(config, run_dir, Console(), policies_of(config))
-    assert ("training ends after turn 8 of 10: since turn 4, 3 evaluations were not better (checkpoint.patience=3)"
+    assert ("training ends after turn 8 of 10: since turn 4, 3 evaluations after turns of the generator were not better"
             in capsys.readouterr().out)
 
 
@@ -118,16 +125,66 @@ def test_the_start_is_kept_where_nothing_was_better(train, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["generator/accuracies", "generator/truncation_rate", "generator/loss",
-                                  "second_try/eval_final_accuracy", "verifier/live/first_error_f1"])
-def test_a_metric_that_is_never_measured_is_refused_before_anything_is_written(policies, tmp_path, name):
+                                  "second_try/eval_final_accuracy", "verifier/live/outcome_f1"])
+def test_a_metric_that_cannot_choose_is_refused_before_anything_is_written(policies, tmp_path, name):
     with pytest.raises(ValueError) as error:
         run.run_or_resume(config_of(f"checkpoint.keep_best={name}"), tmp_path / "run", SILENT, policies)
     said = str(error.value)
-    assert re.match(rf"checkpoint\.keep_best={name} is not measured .*: choose from generator/accuracy, generator/form"
-                    r"at, .*verifier/pool/outcome_f1, .*verifier/live/step_f1, .*verifier/pool/first_error_f1", said)
+    assert re.match(rf"checkpoint\.keep_best={name} cannot choose .*: choose from generator/accuracy, generator/form"
+                    r"at, .*verifier/pool/outcome_f1, .*verifier/pool/step_f1", said)
     assert "\n" not in said
     assert ("(did you mean generator/accuracy?)" in said) == (name == "generator/accuracies")
     assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def check(config) -> None:
+    tokenizers = {role: start_source(config, role).tokenizer for role in ROLES}
+    check_keep_best(config, make_task(config, tokenizers), load_method(config))
+
+
+@pytest.mark.parametrize("arm, is_accepted", [
+    ("tango", {"generator/accuracy": True, "verifier/pool/step_f1": True, "verifier/live/step_f1": False}),
+    ("grpo", {"generator/accuracy": True, "verifier/pool/step_f1": False, "verifier/live/step_f1": False}),
+    # A generator that does not learn has the same solutions in every evaluation.
+    ("fixed_generator", {"generator/accuracy": False, "verifier/pool/step_f1": True, "verifier/live/step_f1": True}),
+])
+def test_only_what_evaluations_measure_alike_of_a_trained_role_may_choose(arm, is_accepted):
+    for name, is_right in is_accepted.items():
+        with nullcontext() if is_right else pytest.raises(ValueError, match="of a role that the run trains"):
+            check(config_of(f"arm={arm}", f"checkpoint.keep_best={name}"))
+
+
+def test_a_pool_with_step_labels_gives_none_to_the_test_problems(tmp_path):
+    config = math_config(write_tiny_folder(tmp_path / "model"))
+    for name in ("verifier/pool/step_f1", "generator/step_accuracy"):
+        config.checkpoint.keep_best = name
+        with nullcontext() if "pool" in name else pytest.raises(ValueError, match="must be measured in every evaluat"):
+            check(config)
+
+
+def test_first_errors_need_a_pool_of_both_kinds():
+    config = config_of("checkpoint.keep_best=verifier/pool/first_error_f1", "eval.pool=1")
+    with pytest.raises(ValueError, match="must be measured in every evaluation"):
+        check(config)
+    config.eval.pool = 20
+    check(config)
+
+
+@pytest.mark.parametrize("patience, ends", [(1, 6), (2, 12), (3, 42)])
+def test_arms_of_one_curve_end_at_the_same_generator_step(patience, ends):
+    curve = (.03, .03, .03, .2, .5, .7, .8, .9)  # every six generator steps
+    for arm in ("tango", "grpo"):
+        config = config_of(f"arm={arm}", "rl.generator_steps=42", "rl.warmup_steps=2", "eval.every=6")
+        schedule, steps, best = make_schedule(config), 0, Best(curve[0], 0)
+        for index in range(schedule.num_turns):
+            steps = generator_steps_after(schedule, index)
+            if is_evaluation_due(config, schedule, index):
+                trained = trained_since_evaluation(config, schedule, index + 1)
+                best = after_evaluation(best, {"generator/accuracy": curve[steps // 6]}, "generator/accuracy",
+                                        index + 1, trained)
+                if is_over(best, patience):
+                    break
+        assert steps == ends
 
 
 def test_without_a_best_checkpoint_there_is_none_to_export(train, tmp_path, capsys):
@@ -141,6 +198,7 @@ def test_without_a_best_checkpoint_there_is_none_to_export(train, tmp_path, caps
 def test_the_first_of_equal_values_is_the_best_and_nan_is_none():
     best = None
     for turn, value in enumerate([math.nan, 0.25, math.nan, 0.5, 0.5]):
-        best = after_evaluation(best, {"x": value}, "x", turn)
+        best = after_evaluation(best, {"generator/x": value}, "generator/x", turn, ROLES)
     assert best == Best(0.5, 3, misses=1)
-    assert after_evaluation(best, {}, "x", 5) == Best(0.5, 3, misses=2)
+    assert after_evaluation(best, {}, "generator/x", 5, ["generator"]) == Best(0.5, 3, misses=2)
+    assert after_evaluation(best, {}, "generator/x", 5, ["verifier"]) == best

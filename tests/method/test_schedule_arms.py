@@ -4,7 +4,13 @@ import pytest
 
 from tango_jax.config import default_config
 from tango_jax.method.own_arm import make_schedule
-from tango_jax.rl.schedule import evaluations_before, generator_steps_after, is_evaluation_due, turn_at
+from tango_jax.rl.schedule import (
+    evaluations_before,
+    generator_steps_after,
+    is_evaluation_due,
+    trained_since_evaluation,
+    turn_at,
+)
 
 
 def make_config(arm, warmup_steps=2, generator_steps=5, n_g=2, n_v=1, every=2):
@@ -40,6 +46,12 @@ def test_turns_of_each_arm(arm, turns, steps_after, evaluated):
     assert [index for index in range(schedule.num_turns) if is_evaluation_due(config, schedule, index)] == evaluated
     assert [evaluations_before(config, schedule, index + 1) for index in evaluated] == [*range(1, len(evaluated) + 1)]
     assert evaluations_before(config, schedule, 0) == 0
+
+
+def test_roles_trained_between_evaluations():
+    config = make_config("tango")  # WW GG VGG VG
+    found = [trained_since_evaluation(config, make_schedule(config), done) for done in (0, 2, 4, 7, 9)]
+    assert found == [set(), {"verifier"}, {"generator"}, {"generator", "verifier"}, {"generator", "verifier"}]
 
 
 def test_the_arms_see_the_same_roles_at_the_same_generator_steps():

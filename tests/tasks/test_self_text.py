@@ -12,6 +12,7 @@ from tango_jax.tasks.self_text import (
     agrees,
     as_fields,
     choose_claims,
+    claims_of,
     closed,
     damage,
     has_layout,
@@ -86,12 +87,13 @@ def test_a_damaged_step_is_certainly_wrong(text, wrong):
 
 def test_claims_are_half_wrong_and_a_quarter_damaged_and_of_different_problems_first():
     texts = [[(solution(n, n + 1), True), (solution(n, n + 2), False), (solution(n, n + 2), False)] for n in range(4)]
-    claims = choose_claims(PROBLEMS, texts, 8, 2, seed=0)
+    claims = choose_claims(claims_of(PROBLEMS, texts, 2, seed=0), 8)
     assert sum(not claim.is_right for claim in claims) == 4
     assert sum(claim.damaged is not None for claim in claims) == 2
     assert {claim.problem.id for claim in claims if not claim.is_right} == {"0", "1", "2", "3"}
-    assert claims == choose_claims(PROBLEMS, texts, 8, 2, seed=0)
-    assert all(claim.is_right for claim in choose_claims(PROBLEMS, [own[:1] for own in texts], 8, 2, seed=0))
+    assert claims == choose_claims(claims_of(PROBLEMS, texts, 2, seed=0), 8)
+    only_right = claims_of(PROBLEMS, [own[:1] for own in texts], 2, seed=0)
+    assert all(claim.is_right for claim in choose_claims(only_right, 8))
 
 
 def verification(*steps: bool, verdict: bool) -> str:
