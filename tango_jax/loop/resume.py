@@ -145,8 +145,8 @@ def _changed(name: str, config: ConfigDict) -> str:
     if name == "templates":
         return "a template file has changed"
     is_base, name = name.endswith(BASE), name.removesuffix(BASE)
-    if shares_policy(config):  # it starts from the role that has a stage 1
-        name = next((role for role in ROLES if config[role].sft.steps or config[role].init_from), name)
+    if shares_policy(config):  # it starts from the last stage 1
+        name = next((role for role in reversed(ROLES) if config[role].sft.steps or config[role].init_from), name)
     role = config[name]
     if (role.sft.steps or role.init_from) and not (is_base and role.checkpoint and not role.sft.full):
         return f"the stage 1 of the {name}{f' in {role.init_from}' if role.init_from else ''} has changed"

@@ -100,10 +100,15 @@ def test_a_run_does_not_go_on_from_something_else(name, settings, words):
         check_start(Restored(3, None, {"source_fingerprint": now | {name: "x"}}), now, config)
 
 
-def test_of_one_policy_the_start_is_named_once():
-    config = load_config("tiny", ["arm=self_verify", "generator.sft.steps=0"])
+@pytest.mark.parametrize("overrides, told", [
+    ((), "the stage 1 of the verifier"), (("generator.sft.steps=0",), "the stage 1 of the verifier"),
+    (("verifier.sft.steps=0",), "the stage 1 of the generator"),
+    (("generator.init_from=a", "verifier.init_from=a"), "the stage 1 of the verifier in a"),
+])
+def test_of_one_policy_the_start_is_named_once(overrides, told):
+    config = load_config("tiny", ["arm=self_verify", *overrides])
     before = {"generator": "a", "verifier": "a"}
-    with pytest.raises(ValueError, match="^the stage 1 of the verifier has changed since the checkpoint of turn 3 was"):
+    with pytest.raises(ValueError, match=f"^{told} has changed since the checkpoint of turn 3 was"):
         check_start(Restored(3, None, {"source_fingerprint": before}), dict.fromkeys(before, "x"), config)
 
 
