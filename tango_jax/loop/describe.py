@@ -19,6 +19,7 @@ from tango_jax.runtime.console import Console
 from tango_jax.runtime.failures import typed_command
 from tango_jax.runtime.machine import describe_machine
 from tango_jax.runtime.trees import flatten_names
+from tango_jax.tasks.registry import turn_sizes
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
 from tango_jax.tracking.stored_runs import compare
@@ -48,6 +49,8 @@ def describe_run(
         sampled = ", ".join(f"{name} {call.prompts} x {call.samples}{', read in one pass' * call.prompt.is_scored}"
                             for (name, _), call in rehearsal.calls.items())
         console.log(f"a turn of the {role} samples at most (prompt, parents x samples of each): {sampled}")
+    if sizes := turn_sizes(config, {role: rehearsal.draws for role, rehearsal in method.rehearsals.items()}):
+        console.log(sizes)
     for note in task.notes:
         console.log(note)
     if config.task.grader:

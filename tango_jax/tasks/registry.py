@@ -1,7 +1,7 @@
 """All tasks, including those that users define."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 
 from ml_collections import ConfigDict
@@ -193,14 +193,25 @@ def _make_synthetic(config: ConfigDict) -> Task:
         sft_example=sft_example,
         further_example=further_example,
         sft_roles=ROLES,
-        notes=(f"{main} of a problem: generator turns {_shown(getattr(rl, main))}, verifier turns "
-               f"{_shown(getattr(verifier, main))}",),
         verifier_problem=lambda index: module.problem(verifier, seed, "rl_verifier", index, stream),
         # Without shorter problems for the verifier, the curriculum would equal the generator's problems.
         curriculum_problem=(
             (lambda index: module.problem(curriculum, seed, "rl_curriculum", index, stream))
             if task[f"verifier_{main}"] else None
         ),
+    )
+
+
+def turn_sizes(config: ConfigDict, draws: Mapping[str, Iterable[str]]) -> str:
+    """Sizes of a synthetic task's problems in each role's turns; "" of other tasks. `draws`: streams by role."""
+    task = config.task
+    if task.name not in SYNTHETIC:
+        return ""
+    main = SYNTHETIC[task.name].SIZES[0]
+    (rl,), (verifier,) = (size_ranges(task, split, (main,)) for split in ("rl", "verifier"))
+    sizes = {"train": rl, "verifier": verifier, "curriculum": (verifier[0], rl[1])}
+    return f"{main} of a problem: " + ", ".join(
+        f"{role} turns {' and '.join(_shown(sizes[stream]) for stream in streams)}" for role, streams in draws.items()
     )
 
 

@@ -218,6 +218,7 @@ def test_roles_that_go_on_from_a_run_start_from_its_roles_and_one_policy_from_it
     said = f"one policy starts from {workdir}: from its generator, and not from its verifier"
     told = capsys.readouterr().out
     assert (said in told) == (len(set(sources)) == 1)
+    assert "words of a problem: generator turns 1 to 2, verifier turns 1 to 2" in told
     assert (" parameters of adapters (those of the frozen model are not listed), " in told) == (rank > 0)
     for role, source in zip(ROLES, sources, strict=True):
         np.testing.assert_array_equal(weights[role]["embed"], made[source]["embed"], err_msg=role)

@@ -11,11 +11,12 @@ from support.paths import ROOT
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import default_config
 from tango_jax.grading import grade, parse_solution, parse_verification
+from tango_jax.method.load import load_method
 from tango_jax.records import Problem
 from tango_jax.tasks import last_letter
 from tango_jax.tasks.example_rng import EASY_ERROR, SPLITS
 from tango_jax.tasks.last_letter import LastLetterConfig, tokenizer_model
-from tango_jax.tasks.registry import make_task
+from tango_jax.tasks.registry import make_task, turn_sizes
 from tango_jax.text.character_tokenizer import train_sentencepiece
 from tango_jax.text.tokenizer import Tokenizer, load_sentencepiece
 
@@ -100,6 +101,19 @@ def test_the_verifier_and_a_curriculum_have_problems_of_their_own():
     assert sizes("verifier") == {6} and task.stream("curriculum") is None
     questions = [{task.stream(name)(index).question for index in range(60)} for name in ("train", "verifier")]
     assert not questions[0] & questions[1]
+
+
+@pytest.mark.parametrize("arm, told", [
+    ("tango", "generator turns 8, verifier turns 2 to 4"), ("grpo", "generator turns 8"),
+    ("grpo_curriculum", "generator turns 2 to 8"), ("fixed_generator", "verifier turns 2 to 4"),
+])
+def test_sizes_are_of_the_problems_that_turns_draw(arm, told):
+    config = load_config("tiny", [f"arm={arm}", "task.rl_words=(8,8)", "task.verifier_words=(2,4)"])
+    draws = {role: rehearsal.draws for role, rehearsal in load_method(config, is_checked=False).rehearsals.items()}
+    assert turn_sizes(config, draws) == f"words of a problem: {told}"
+    assert make_task(config, {}).notes == ()
+    config.task.name = "math"
+    assert turn_sizes(config, draws) == ""
 
 
 @pytest.mark.parametrize("role", ["generator", "verifier"])
