@@ -117,8 +117,9 @@ def _check_own_samples(config: ConfigDict, mistakes: Mistakes) -> None:
     mistakes.require(any(steps.values()), f"task.stage_one=self, and generator.sft.steps={steps['generator']} and "
                      f"verifier.sft.steps={steps['verifier']} imitate nothing: set the updates of a round, or leave "
                      "task.stage_one empty")
-    mistakes.require(not (steps["verifier"] and config.verifier.stop_at_first_error), "task.stage_one=self makes "
-                     "verifications that judge all steps, and verifier.stop_at_first_error=True: set it to False, or "
+    learns = steps["verifier"] and not config.verifier.init_from
+    mistakes.require(not (learns and config.verifier.stop_at_first_error), "task.stage_one=self makes verifications "
+                     "that judge all steps, and verifier.stop_at_first_error=True: set it to False, or "
                      "verifier.sft.steps=0")
     with mistakes.collected("task.examples: "):
         read_examples(config)

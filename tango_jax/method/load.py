@@ -28,6 +28,7 @@ from tango_jax.tasks.own_grader import check_goes_by_answer
 from tango_jax.tasks.registry import LOOKED_AT, example_problem, teaches_further_prompts
 from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import OWN, PROMPTS, SCORED, SECOND_JUDGEMENT, SECOND_TRY, Prompt
+from tango_jax.weights.source import score_head_of
 
 # Errors of sampling, not of the function that called it.
 NOT_OF_THE_TURN = (FloatingPointError, jax.errors.JaxRuntimeError, OutOfMemory, hosts.Preempted)
@@ -177,12 +178,13 @@ def _check(config: ConfigDict, method: Method) -> None:
     if "generator" in rehearsals:
         lesson = rehearsals["generator"].example[1]
         if lesson.step_rewards or "steps" in lesson.terms:
-            _check_step_rewards(config, mistakes)
+            _check_alpha(rl, mistakes)
+            if any(call.prompt.role == "verifier" for call in rehearsals["generator"].calls.values()):
+                _check_judgements(rl, config.generator.loss, mistakes)
     mistakes.raise_all()
 
 
-def _check_step_rewards(config: ConfigDict, mistakes: Mistakes) -> None:
-    rl, loss = config.rl, config.generator.loss
+def _check_alpha(rl: ConfigDict, mistakes: Mistakes) -> None:
     mistakes.require(
         rl.alpha_schedule != "exponential" or min(rl.alpha_initial, rl.alpha_final) > 0,
         f"an exponential alpha schedule cannot start or end at 0 (alpha_initial={rl.alpha_initial}, "
@@ -194,6 +196,10 @@ def _check_step_rewards(config: ConfigDict, mistakes: Mistakes) -> None:
         f"rl.dynamic_sampling={rl.dynamic_sampling} replaces these groups: choose another schedule, or "
         "rl.dynamic_sampling=0",
     )
+
+
+def _check_judgements(rl: ConfigDict, loss: ConfigDict, mistakes: Mistakes) -> None:
+    """Of step rewards by the verifier; the task's step labels are always there, and are marks."""
     mistakes.require(
         rl.judge == "all" or not rl.dynamic_sampling, f"rl.judge={rl.judge} judges groups whose answers are all right "
         f"or all wrong, and rl.dynamic_sampling={rl.dynamic_sampling} replaces these groups: set rl.judge=all, or "
@@ -229,7 +235,8 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Met
         f"one (rl.samples_per_prompt={rl.samples_per_prompt}): raise it to 2 or more, or set "
         f"{role}.loss.algorithm=reinforce_pp, which compares all responses of a batch",
     )
-    for sampler in {call.prompt.role for call in rehearsal.calls.values() if call.samples == rl.samples_per_prompt}:
+    for sampler in {call.prompt.role for call in rehearsal.calls.values() if call.samples == rl.samples_per_prompt
+                    and not call.prompt.is_scored and not score_head_of(config[call.prompt.role].checkpoint)}:
         check_rows(config, sampler, "rl.samples_per_prompt", rl.samples_per_prompt, mistakes)
     if rehearsal.scored:
         mistakes.require(
@@ -250,8 +257,9 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Met
             f"rl.samples_per_prompt or {of}.max_response",
         )
     mistakes.require(
-        not method.arm.is_scored or config.task.stage_one != "self" or not config.verifier.sft.steps, "task.stage_one="
-        f"self teaches a verifier to write, and that of {shown} does not: set verifier.sft.steps=0",
+        not method.arm.is_scored or config.task.stage_one != "self" or not config.verifier.sft.steps
+        or bool(config.verifier.init_from), "task.stage_one=self teaches a verifier to write, and that of "
+        f"{shown} does not: set verifier.sft.steps=0",
     )
     mistakes.require(
         not config.verifier.stop_at_first_error or not method.arm.is_scored, f"the verifier of {shown} does not write, "

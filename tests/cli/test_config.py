@@ -411,6 +411,15 @@ def test_a_mistaken_setting_is_refused(small, overrides, message):
     "rl.alpha_final=0.0 rl.alpha_schedule=linear", "generator.loss.minibatches=2",
     MATH, f"{MATH} task.train=gsm8k_train task.test=hub:openai/gsm8k:main/test", f"{MATH} task.stage_one=hub:a/b/train",
     f"{MATH} generator.max_prompt=9 generator.prompt_buckets=()",  # counted by the checkpoint's tokenizer, at start
+    # The task's step labels are no judgements.
+    "arm=gold_steps rl.step_reward=probability generator.loss.step_norm=first_error",
+    "arm=gold_steps rl.judge=failed rl.dynamic_sampling=1",
+    "arm=gold_steps rl.judge=failed generator.loss.algorithm=reinforce_pp generator.loss.step_norm=elements",
+    # This verifier's stage 1 is that of another run.
+    f"{MATH} task.stage_one=self generator.sft.steps=1 verifier.sft.steps=1 verifier.init_from=a "
+    "verifier.stop_at_first_error=true verifier.template=math_first_error",
+    # It reads marks, in no batch of rows.
+    "arm=scored rl.samples_per_prompt=4 verifier.row_buckets=(6,)",
     "verifier.sft.optimizer.schedule=cosine",
     "verifier.sft.start=generator", "rl.warmup_steps=0", "generator.top_k=5 generator.top_p=0.9", "rollouts.every=0",
 ])

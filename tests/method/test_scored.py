@@ -229,6 +229,10 @@ def test_what_does_not_combine_is_refused_in_one_line(overrides, told):
     assert told in str(caught.value) and "\n" not in str(caught.value).strip()
 
 
+def test_its_stage_one_may_be_that_of_another_run():
+    load_method(tiny("scored", "task.stage_one=self", "verifier.sft.steps=2", "verifier.init_from=runs/scored"))
+
+
 def test_draws_have_a_reward_of_ones_own_and_a_likelihood_has_none():
     with given({"verifier.rewards": lambda verification, solution: 0.5}) as named:
         own = f"verifier.rewards={named['verifier.rewards']}"
