@@ -484,6 +484,27 @@ def test_an_export_says_what_chose_its_weights(is_best, patience, best, said, fo
         assert prompting_of(str(tmp_path / "run"), "generator").chosen_by == said
 
 
+@pytest.mark.parametrize("arm, metric, said", [
+    # Worked answers that stage 1 holds out, and not the test problems.
+    ("tango", "verifier/pool/step_f1", "verifier/pool/step_f1 on the fixed pool of the problems set aside from "
+     "gsm8k.jsonl (checkpoint.keep_best)"),
+    ("grpo", "generator/accuracy", ""),  # which does not train the verifier
+    ("self_verify", "generator/accuracy", "generator/accuracy on test.jsonl (checkpoint.keep_best)"),
+])
+def test_a_verifiers_export_says_what_chose_it(arm, metric, said, folder, tmp_path):
+    config = default_config()
+    config.generator.checkpoint = config.verifier.checkpoint = str(folder)
+    config.arm, config.checkpoint.keep_best = arm, metric
+    config.task.name, config.task.stage_one = "math", "gsm8k"
+    config.task.train, config.task.test = "/a/gsm8k.jsonl", "/a/test.jsonl"
+    save_run(tmp_path / "run", config, step=6, meta={"best": (0.5, 6, 0)})
+    (tmp_path / "run/provenance.json").write_text(json.dumps({"arm": stored_arm(arm), "attempts": [{}], "files": {}}))
+    out = tmp_path / "out"
+    export.main([f"--workdir={tmp_path / 'run'}", "--role=verifier", f"--out={out}", "--best"])
+    assert read_prompting(out).chosen_by == said
+    assert f"weights after turn 6{f', chosen by {said}' if said else ''}.\n" in (out / "README.md").read_text()
+
+
 def test_the_card_says_what_the_run_was_made_of(tmp_path):
     """Base, licence, data and command; adapters have a card, too."""
     base = write_tiny_folder(tmp_path / "base")

@@ -14,7 +14,7 @@ import pytest
 
 from support.math_cases import math_config
 from support.own_problems import write_problems
-from support.own_samples import Response, response
+from support.own_samples import Response, response, solution
 from support.policies import policies_of
 from support.tiny_checkpoints import write_tiny_folder
 from support.tiny_train import repeatable_rows
@@ -192,6 +192,21 @@ def test_the_verifier_learns_from_as_many_right_as_wrong_solutions_and_from_dama
         damaged += right and not first_step_holds
         assert ("{INCORRECT}" in row.verification.split("</step>")[0]) == (not first_step_holds)
     assert damaged > 0
+
+
+def test_solutions_to_judge_are_chosen_among_those_that_fit(config, policies, tmp_path, monkeypatch):
+    """Each problem's first sample is wrong and too long for the verifier's prompt of 600 tokens; its last one fits."""
+    made = [(False, "x" * 700), (True, "a"), (False, "b")]
+    monkeypatch.setattr(self_stage_one.PartSampler, "sample", lambda self, folder, asked, problems, *args: [
+        [self_sampling.Sampled(solution(problem, is_right, mark), False, is_right) for is_right, mark in made]
+        for problem in problems])
+    _, task = run.rehearsed(config, policies)
+    stage = self_stage_one.OwnStageOne(policies, config, task, tmp_path, SILENT, hosts.Preemption(is_watching=False),
+                                       None)
+    claims = stage.prompts_of("verifier", lambda: {})
+    kinds = [(claim.is_right, claim.damaged is not None) for claim in claims]
+    assert len(claims) == PROBLEMS and all("x: " not in claim.text for claim in claims)
+    assert [kinds.count(kind) for kind in ((False, False), (True, False), (True, True))] == [5, 3, 2]
 
 
 def test_a_model_that_follows_the_prompt_has_no_stage_one(config, policies, tmp_path, monkeypatch, capsys):
