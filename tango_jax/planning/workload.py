@@ -192,9 +192,9 @@ def sampling_workload(
     job: Job, role: str, num_prompts: int, group_size: int, lengths: AssumedLengths, measured: Measured = NOTHING
 ) -> SamplingWorkload:
     buckets, told = job.policies[role].sampler_config, measured.get(role)
+    num_prompts = max(1, math.ceil(num_prompts * told.share)) if told else num_prompts
     if job.policies[role].model_config.score_head:
         return _scored_rows(job, role, num_prompts, lengths)
-    num_prompts = max(1, math.ceil(num_prompts * told.share)) if told else num_prompts
     of_prompts = lengths.prompts(job.config, role, num_prompts)
     if buckets.cache_tokens:
         responses = response_lengths(lengths, job.config, role, num_prompts * group_size, told)

@@ -20,7 +20,7 @@ from tango_jax.planning.programs import examine, lowered_functions
 from tango_jax.planning.targets import TARGETS, Devices
 from tango_jax.planning.time_model import TimeModel
 from tango_jax.planning.times import turn_times
-from tango_jax.planning.workload import sampling_workload
+from tango_jax.planning.workload import Lengths, sampling_workload
 from tango_jax.weights.presets import preset_model
 
 
@@ -56,6 +56,8 @@ def test_each_solution_is_read_once_whatever_the_samples(job):
     assert groups == 4 and (done.batches, done.prompts, done.segments, done.steps) == (1, 4, (), 0)
     assert len(done.chunk_lengths) == 16 / groups and set(done.chunk_lengths) <= {256, 512, 600}
     text = describe_sampling("generator", "verifier", done)
+    quarter = sampling_workload(job, "verifier", 64, 3, Even(0.5), {"verifier": Lengths(0, 0.0, share=0.25)})
+    assert len(quarter.chunk_lengths) * groups == 16
     tokens = 4 * sum(done.chunk_lengths)
     assert text.endswith(f"the verifier, a process reward model, reads {tokens:,} tokens, padding included")
 
