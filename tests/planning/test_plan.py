@@ -114,6 +114,18 @@ def test_stage_one_is_planned_by_hand(tiny_plan):
     assert stage["steps"] == 6 and stage["hours"] == 6 * stage["seconds_of_a_step"] / 3600 > 0
 
 
+def test_a_stage_one_of_own_samples_is_planned_for_all_its_rounds(tiny_plan, capsys):
+    """Three rounds of six steps at most."""
+    config = tiny_plan.options.config.copy_and_resolve_references()
+    config.task.stage_one = "self"
+    own = tiny_plan._replace(options=tiny_plan.options._replace(config=config))
+    one, most = (as_json(plan)["stage_one"]["generator"] for plan in (tiny_plan, own))
+    assert (one["steps"], most["steps"]) == (6, 18) and most["hours"] == pytest.approx(3 * one["hours"])
+    assert most["hours_between"] == pytest.approx([3 * hours for hours in one["hours_between"]])
+    show(own, Console())
+    assert "stage 1 of the generator: up to 18 steps, up to " in capsys.readouterr().out
+
+
 def test_a_role_without_stage_one_has_none():
     config = load_config(str(ROOT / "configs/tiny.py"), ["verifier.sft.steps=0"])
     job = make_job(config, Devices(jax.devices()[:1], True, {}), 1)
