@@ -64,7 +64,7 @@ def _run(config: ConfigDict, workdir: Path, console: Console, preemption: hosts.
         for note in (*config.notes.splitlines(), *task.notes):
             console.log(note)
         policies = {role: policies[role] for role in needed}
-        with names_memory("setting up the policies", ["init"], *policies.values()):
+        with names_memory("setting up the policies", ["init"], config, *policies.values()):
             run_stage_one(policies, config, task, workdir, console, preemption, provenance)
         for role in trained:
             console.log(f"{role}: {sft_directory(workdir, role)}")

@@ -7,7 +7,7 @@ from tango_jax.cli.ranges import check_values
 from tango_jax.cli.task_validation import check_ranges, check_task
 from tango_jax.config import ROLES, flatten
 from tango_jax.method.load import check_rows, load_method, load_parts
-from tango_jax.method.own_arm import arm_name, arm_or_none, check_fixed, load_arm, make_schedule, shares_policy
+from tango_jax.method.own_arm import alike, arm_name, arm_or_none, check_fixed, load_arm, make_schedule, shares_policy
 from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.packing import pack_shape
 from tango_jax.runtime.checks import Mistakes, local_path
@@ -53,9 +53,8 @@ def validate(config: ConfigDict) -> None:
             _check_updates(role, config[role], config.rl, mistakes)
     if not mistakes.is_about("generate.", "generator.row_buckets"):
         check_rows(config, "generator", "generate.samples", config.generate.samples, mistakes)
-    if config.verifier.sft.start == "generator":
-        same = ("model", "checkpoint")
-        mistakes.require(all(config.generator[name] == config.verifier[name] for name in same),
+    if config.verifier.sft.start == "generator" and not shares_policy(config):
+        mistakes.require(all(config.generator[name] == config.verifier[name] for name in alike(config)),
                          "verifier.sft.start=generator needs model and checkpoint of both roles to be the same")
     if config.verifier.sft.start == "generator" or shares_policy(config):
         _check_same_stage_one(config, mistakes)
@@ -76,7 +75,7 @@ def validate(config: ConfigDict) -> None:
 
 def _check_one_policy(config: ConfigDict, mistakes: Mistakes) -> None:
     generator, verifier = config.generator, config.verifier
-    names = ["model", "checkpoint", "mesh"]
+    names = [*alike(config)]
     # If only one role has a stage 1, both start from it.
     if (verifier.sft.steps or verifier.init_from) and (generator.sft.steps or generator.init_from):
         names.append("init_from")

@@ -9,6 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tango_jax.defaults import KEYS
+from tango_jax.method.own_arm import alike
 from tango_jax.rl.less_memory import less_memory
 from tango_jax.rl.optimizer import peak_rate
 from tango_jax.rl.policy import Policy
@@ -48,10 +49,12 @@ def check_params(states: dict[str, Any]) -> None:
             raise Broken(role, f"found {BROKEN_VALUES} in {role}/params/{broken}")
 
 
-def names_memory(doing: str, phases: Sequence[str], *policies: Policy) -> contextlib.AbstractContextManager:
+def names_memory(
+    doing: str, phases: Sequence[str], config: ConfigDict, *policies: Policy
+) -> contextlib.AbstractContextManager:
     """Where a device's memory is full: raises OutOfMemory, which says what lowers it in these phases."""
-    return names_what_is_full(doing, lambda: _advice_on_memory(
-        dict.fromkeys(change for policy in policies for phase in phases for change in less_memory(policy, phase))))
+    return names_what_is_full(doing, lambda: _advice_on_memory(dict.fromkeys(
+        change for policy in policies for phase in phases for change in less_memory(policy, phase, alike(config)))))
 
 
 def _advice_on_memory(changes: Iterable[str]) -> str:

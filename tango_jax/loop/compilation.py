@@ -23,11 +23,12 @@ def compile_run(context: RunContext, start: dict, progress: Stage, preemption: h
     rehearsals = context.method.rehearsals
     hosts.compile_exchange()
     for role, policy in context.policies.items():
-        first = "scores" if context.own[role].is_scored else "sampler"
-        phase = f"{first} and update of the {role}" if role in rehearsals else f"{first} of the {role}"
+        names = {"score": "scores"} if context.own[role].is_scored else {"sample": "sampler"}
+        names |= {"update": "update"} if role in rehearsals else {}
+        phase, doing = f"{' and '.join(names.values())} of the {role}", f"compiling for the {role}"
         progress.begin(phase)
         # A compiler refuses a program that is larger than the memory.
-        with names_memory(f"compiling for the {role}", ["sample", "update"], policy), CompileAhead() as ahead:
+        with names_memory(doing, list(names), context.config, policy), CompileAhead() as ahead:
             for bucket in (*policy.config.prompt_buckets, policy.config.max_prompt) if role in rehearsals else ():
                 _compile_update(ahead, policy, bucket, rehearsals[role])
             if context.own[role].is_scored:

@@ -46,8 +46,10 @@ def describe_run(
             f"{rl.generator_turns_per_cycle}, and rl.generator_steps is {rl.generator_steps}"
         )
     for role, rehearsal in method.rehearsals.items():
-        sampled = ", ".join(f"{name} {call.prompts} x {call.samples}{', read in one pass' * call.prompt.is_scored}"
-                            for (name, _), call in rehearsal.calls.items())
+        calls = [(name, call, call.prompt.is_scored or bool(policies[call.prompt.role].model_config.score_head))
+                 for (name, _), call in rehearsal.calls.items()]
+        sampled = ", ".join(f"{name} {call.prompts} x {call.samples}{', read in one pass' * is_read}"
+                            for name, call, is_read in calls)
         console.log(f"a turn of the {role} samples at most (prompt, parents x samples of each): {sampled}")
     if sizes := turn_sizes(config, {role: rehearsal.draws for role, rehearsal in method.rehearsals.items()}):
         console.log(sizes)

@@ -102,7 +102,7 @@ def run_sft(
             console.stage(title, total=sft.steps, done=done.step) as bar,
             preemption.held(),
             checkpointer,
-            names_memory(f"stage 1 of the {policy.role}", ["sft"], policy),
+            names_memory(f"stage 1 of the {policy.role}", ["sft"], config, policy),
         ):
             state, done = _make_updates(run, state, base or {}, heldout, done, writer, bar, preemption)
     if done.left_out:

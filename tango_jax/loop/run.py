@@ -101,7 +101,7 @@ def run_stages(
         console.log(f"the policies are those of {provenance.fork['run']} after turn {provenance.fork['turn']}")
 
     # Stage 1.
-    is_set_up = functools.partial(names_memory, "setting up the policies", ["init"], *policies.values())
+    is_set_up = functools.partial(names_memory, "setting up the policies", ["init"], config, *policies.values())
     with is_set_up():
         start_params = run_stage_one(policies, config, task, workdir, console, preemption, provenance)
     fingerprints = fingerprints_of(policies, start_params, task)

@@ -110,8 +110,8 @@ class PolicyWork:
     def reference_logps(self, responses: Responses, prompt: Prompt) -> np.ndarray:
         policy = self.context.policies[responses.role]
         prompts, is_cut_P = build_prompts(policy, prompt, responses.parents)
-        doing = f"scoring with the {policy.role}'s reference"
-        with self.context.timer("update"), names_memory(doing, ["score"], policy):  # as all scores
+        doing, config = f"scoring with the {policy.role}'s reference", self.context.config
+        with self.context.timer("update"), names_memory(doing, ["score"], config, policy):  # as all scores
             weights = self.context.references[responses.role]()
             logp_BT = response_logps(policy, weights, responses.replace(prompts=prompts))
         is_cut_B = np.repeat(is_cut_P, responses.group_size)
@@ -129,7 +129,7 @@ def respond(
         return _judge_by_scores(context, states[role].weights, prompt, parents, group_size)
     if prompt.is_scored:
         context.show_fn(f"reading the marks of {len(parents)} solutions")
-        with timer("verify"), names_memory(f"scoring with the {role}", ["score"], policy):
+        with timer("verify"), names_memory(f"scoring with the {role}", ["score"], context.config, policy):
             return read_marks(policy, states[role].weights, prompt, parents, group_size, key_data,
                               context.method.most_read(context.config))
     (first, last), (sample_phase, read_phase) = hosts.own_range(len(parents)), PHASES[role]
@@ -246,11 +246,11 @@ def _on_devices(
     not finite."""
     # Concerns every process, also one without a prompt.
     layout_of = f"the layout of the {policy.role}'s weights"
-    with context.timer("reshard"), names_memory(layout_of, ["reshard"], policy):
+    with context.timer("reshard"), names_memory(layout_of, ["reshard"], context.config, policy):
         laid_out = jax.block_until_ready(policy.sampler.layout(weights))
     result, mistake = nothing, ""
     try:
-        with names_memory(doing, ["sample"], policy):
+        with names_memory(doing, ["sample"], context.config, policy):
             result = work_fn(laid_out)
     except FloatingPointError as error:
         mistake = str(error)
@@ -268,11 +268,11 @@ def update_policy(
     is_action_BT = action_mask(policy.config, learner.rollout)
     context.show_fn(f"update of the {learner.role}")
     has_moved = int(state.step) > 0  # away from its reference
-    with context.timer("update"), names_memory(f"the update of the {policy.role}", ["update"], policy):
+    with context.timer("update"), names_memory(f"the update of the {policy.role}", ["update"], context.config, policy):
         batches = []
         for number in range(policy.config.loss.minibatches):
             batch = pack_minibatch(policy.config, policy.placement, number, learner, adv_BT, is_action_BT)
-            with names_memory(f"scoring for the update of the {policy.role}", ["score"], policy):
+            with names_memory(f"scoring for the update of the {policy.role}", ["score"], context.config, policy):
                 batches.append(policy.with_scores(batch, state.weights, context.references.get(policy.role)))
         state, updates = policy.updated(state, batches)
         metrics = over_updates(jax.device_get(updates), policy.config.loss.epochs)

@@ -60,6 +60,13 @@ def shares_policy(config: ConfigDict) -> bool:
     return config.verifier.adapter == "generator" or (arm is not None and arm.is_one_policy)
 
 
+def alike(config: ConfigDict) -> tuple[str, ...]:
+    """Settings of a role that must be the same in both."""
+    if shares_policy(config):
+        return "model", "checkpoint", "mesh"
+    return ("model", "checkpoint") if config.verifier.sft.start == "generator" else ()
+
+
 def check_fixed(config: ConfigDict, score_heads: Mapping[str, str]) -> None:
     """Raise ValueError if a role with a `ModelConfig.score_head`, a process reward model, would write or be trained."""
     require(not score_heads["generator"], f"generator.checkpoint={config.generator.checkpoint} {ONLY_JUDGES}")

@@ -1,6 +1,6 @@
 """What to change where a plan does not fit, in numbers."""
 
-from tango_jax.method.own_arm import shares_policy
+from tango_jax.method.own_arm import alike
 from tango_jax.planning.job import Job
 from tango_jax.planning.memory import Phase
 from tango_jax.planning.targets import GIB, Target
@@ -17,10 +17,7 @@ def advice(job: Job, phases: list[Phase], target: Target) -> list[str]:
             lines.append(f"{phase.name} needs {phase.peak / GIB:.1f} GiB of {available / GIB:.1f} GiB")
     full = [phase for phase in phases if phase.error or phase.peak > available]
     changes = dict.fromkeys(change for phase in full for change in _changes(job, phase, target))
-    lines += [f"try {change}" for change in changes]
-    if shares_policy(job.config) and any(".mesh." in change or ".model." in change for change in changes):
-        lines.append("one policy has both roles: give both roles the same model and mesh")
-    return lines
+    return lines + [f"try {change}" for change in changes]
 
 
 def _changes(job: Job, phase: Phase, target: Target) -> list[str]:
@@ -28,7 +25,7 @@ def _changes(job: Job, phase: Phase, target: Target) -> list[str]:
     policy, held = job.policies[role], None
     if phase.optimizer:
         held = f", of the {(phase.parameters + phase.optimizer) / GIB:.1f} GiB that states and references take now"
-    changes = less_memory(policy, name, held)
+    changes = less_memory(policy, name, alike(job.config), held)
     if name == "sample" and job.processes > 1 and policy.placement.local.size < target.per_host:
         changes.insert(0, f"one process for the {target.per_host} devices of a host: they share the rows of a batch")
     return [*changes, "more devices of the target"]

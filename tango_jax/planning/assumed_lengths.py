@@ -33,6 +33,7 @@ PROMPT, CUT = 0.3, 0.02  # of the generator's prompts: the mean as a share of th
 DEFAULT = f"lognormal:{PROMPT},{CUT}"
 WIDEST = 20.0  # standard deviation of a logarithm
 NORMAL = NormalDist()
+WRITES, READS_MARKS, WRITES_NOTHING = "writes", "reads marks", "is a process reward model"
 
 
 class AssumedLengths(Protocol):
@@ -98,16 +99,16 @@ class OfRun:
     workdir: str
     tokens: dict[str, np.ndarray]  # of a role's responses, the longest first
     sampled: dict[str, float]  # mean of all responses in a role's turns, where dynamic sampling left some out
-    reads: bool = False  # its verifier does not write: the verifications' lengths are of texts that it read
+    verifier: str  # what it does: the verifications' lengths are of that
 
     def check(self, config: ConfigDict) -> None:
         """Of a process reward model no length of a verification is assumed."""
         arm, is_reward_model = arm_of(config), has_steps(load_template("verifier", config.verifier.template))
-        if arm.uses_verifier and not is_reward_model and arm.is_scored != self.reads:
-            here, there = ("reads marks", "writes") if arm.is_scored else ("writes", "does not write")
-            raise ValueError(f"--lengths={shortened(self.workdir)}: the verifier of that run {there}, and that of "
-                             f"arm={config.arm} {here}, so its verifications have other lengths: give the workdir of "
-                             f"a run whose verifier {here}, or other --lengths")
+        here = READS_MARKS if arm.is_scored else WRITES
+        if arm.uses_verifier and not is_reward_model and here != self.verifier:
+            raise ValueError(f"--lengths={shortened(self.workdir)}: the verifier of that run {self.verifier}, and that "
+                             f"of arm={config.arm} {here}, so its verifications have other lengths: give the workdir "
+                             f"of a run whose verifier {here}, or other --lengths")
 
     def responses(self, config: ConfigDict, role: str, count: int) -> np.ndarray:
         places = (_middles(count) * len(self.tokens[role])).astype(int)
@@ -121,10 +122,11 @@ class OfRun:
     def __str__(self) -> str:
         counts = " and ".join(f"{len(tokens)} of the {role}" for role, tokens in self.tokens.items())
         means = " and ".join(f"{mean:.0f} of the {role}" for role, mean in self.sampled.items())
-        chosen = f"; dynamic sampling chose these, before that their mean was {means}" if means else ""
-        return (f"responses as long as those in the rollouts of {self.workdir} ({counts}; the verifier's are from "
-                f"turns of both roles{chosen}); log-normal prompts of the generator with a mean of {PROMPT:g} of "
-                "max_prompt; the verifier's hold such a prompt and a solution")
+        chosen = (f"; dynamic sampling chose these, before that the mean in a role's own turns was {means}" if means
+                  else "")
+        return (f"responses as long as those in the rollouts of {self.workdir} ({counts}; the verifier's are of the "
+                f"solutions judged in turns of both roles{chosen}); log-normal prompts of the generator with a mean of "
+                f"{PROMPT:g} of max_prompt; the verifier's hold such a prompt and a solution")
 
 
 def parse_lengths(text: str) -> AssumedLengths:
@@ -159,8 +161,10 @@ def _of_run(workdir: str) -> OfRun:
         raise ValueError(f"--lengths={shortened(workdir)}: its rollouts have no response of the {empty[0]}; give the "
                          "workdir of a run in which both roles respond")
     rows = read_metrics(folder.parent) if (folder.parent / "metrics.jsonl").is_file() else []
+    verifier = READS_MARKS if any(map(tokens_scored, rows)) else WRITES
+    verifier = verifier if any(tokens["verifier"]) else WRITES_NOTHING
     return OfRun(workdir, {role: np.sort(counts)[::-1] for role, counts in tokens.items()}, _sampled_means(rows),
-                 any(map(tokens_scored, rows)))
+                 verifier)
 
 
 def _sampled_means(rows: Sequence[Mapping]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from tango_jax.planning.workload import TAIL, SamplingWorkload, UpdateWorkload
 from tango_jax.runtime.ahead import MOST_AT_A_TIME
 from tango_jax.runtime.console import Console, format_seconds
 from tango_jax.runtime.user_code import is_user_code
+from tango_jax.tasks.self_text import SELF
 
 PARTS = ("parameters", "optimizer", "weights", "cache", "gradients", "activations", "temporaries", "peak")
 
@@ -86,9 +87,10 @@ def _show_times(plan: RunPlan, console: Console) -> None:
     counts = " and ".join(f"{plan.counts[role]} {role}" for role in turns)
     console.log(f"the run ({counts} turns): {_spans(3600 * plan.hours(end) for end in ends)}, most likely "
                 f"{format_seconds(3600 * plan.hours(plan.likely))}, with compiling and without stage 1")
+    most, left_out = ("up to ", "sampling and ") if plan.options.config.task.stage_one == SELF else ("", "")
     for role, steps in stage_one_steps(plan).items():
-        console.log(f"stage 1 of the {role}: {steps} steps, "
-                    f"{_spans(steps * end.stage_one[role] for end in ends)} in all, without evaluation")
+        console.log(f"stage 1 of the {role}: {most}{steps} steps, {most}"
+                    f"{_spans(steps * end.stage_one[role] for end in ends)} in all, without {left_out}evaluation")
     told = "; ".join(f"{found.total()} of the {role} ({', '.join(f'{count} {kind}' for kind, count in found.items())})"
                      for role, found in plan.compiled.items())
     console.log(f"programs to compile before the first turn: {told}")
@@ -98,7 +100,10 @@ def _show_times(plan: RunPlan, console: Console) -> None:
 
 
 def stage_one_steps(plan: RunPlan) -> dict[str, int]:
-    return {role: plan.job.policies[role].config.sft.steps for role in plan.likely.stage_one}
+    """Of all rounds with `task.stage_one=self`, which may end earlier."""
+    config = plan.options.config
+    rounds = config[SELF].rounds if config.task.stage_one == SELF else 1
+    return {role: rounds * plan.job.policies[role].config.sft.steps for role in plan.likely.stage_one}
 
 
 def between(low: float, high: float) -> str:

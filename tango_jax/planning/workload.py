@@ -93,6 +93,11 @@ Measured = Mapping[str, Lengths]  # by role
 NOTHING: Measured = MappingProxyType({})
 
 
+def _taken(prompts: int, told: Lengths | None) -> int:
+    """Of the `prompts` that a turn can have, as many as measured turns had."""
+    return max(1, math.ceil(prompts * told.share)) if told else prompts
+
+
 def response_lengths(
     lengths: AssumedLengths, config: ConfigDict, role: str, count: int, told: Lengths | None
 ) -> np.ndarray:
@@ -110,7 +115,7 @@ def update_workload(
     prompts, M = dataclasses.replace(job.policies[role], learner=rehearsal and rehearsal.learner).trained_groups
     is_joined = rehearsal is not None and rehearsal.learner.is_joined
     prompt_B = _joined_prompts(job, role, rehearsal) if is_joined else [b // M for b in range(prompts * M)]
-    there = max(1, math.ceil(len(prompt_B) // M * told.share)) * M if told else len(prompt_B)
+    there = _taken(len(prompt_B) // M, told) * M
     trained = told._replace(mean=told.trained_mean) if told and told.trained_mean is not None else told
     if told and told.trained_tokens is not None:
         mean = told.trained_tokens / (there * job.processes * config.loss.minibatches)
@@ -131,7 +136,7 @@ def reading_workload(
 ) -> UpdateWorkload:
     """Of a pass that reads the marks of `count` solutions."""
     policy, told = job.policies[role], measured.get(role)
-    count = max(1, math.ceil(count * told.share)) if told else count
+    count = _taken(count, told)
     marks = shuffled(response_lengths(lengths, job.config, role, count, told))
     prompts = shuffled(lengths.prompts(job.config, role, count), seed=1)
     sequences = [_sequence([p] * prompts[p], marks[p]) for p in range(count)]
@@ -192,9 +197,9 @@ def sampling_workload(
     job: Job, role: str, num_prompts: int, group_size: int, lengths: AssumedLengths, measured: Measured = NOTHING
 ) -> SamplingWorkload:
     buckets, told = job.policies[role].sampler_config, measured.get(role)
+    num_prompts = _taken(num_prompts, told)
     if job.policies[role].model_config.score_head:
         return _scored_rows(job, role, num_prompts, lengths)
-    num_prompts = max(1, math.ceil(num_prompts * told.share)) if told else num_prompts
     of_prompts = lengths.prompts(job.config, role, num_prompts)
     if buckets.cache_tokens:
         responses = response_lengths(lengths, job.config, role, num_prompts * group_size, told)

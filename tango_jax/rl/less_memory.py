@@ -1,26 +1,38 @@
 """What lowers the memory of a policy's phases, in settings: for a plan, and for an error."""
 
+from collections.abc import Collection
 from typing import Any
 
+from tango_jax.config import ROLES
 
-def less_memory(policy: Any, phase: str, offloaded: str | None = "") -> list[str]:
+
+def less_memory(policy: Any, phase: str, alike: Collection[str], offloaded: str | None = "") -> list[str]:
     """Each as "setting=value: effect". `policy`: a Policy or a planned one. `phase`: sample, reshard, sft, init or
-    one of an update. `offloaded`: about moments and references that `mesh.offload` would move; None: there are none."""
+    one of an update. `alike`: see `method.own_arm.alike`. `offloaded`: about moments and references that `mesh.offload`
+    would move; None: there are none."""
     config, shape = policy.config, policy.placement.train.shape
     if phase in ("reshard", "sample"):
         changes = _sampling_changes(policy)
     elif phase == "init":
         rank = f"{policy.role}.model.lora.rank=32: adapters have fewer moments and gradients than all parameters"
-        changes = [] if policy.model_config.lora else [rank]
+        changes = [] if policy.model_config.lora or policy.model_config.score_head else [rank]
     else:
         changes = _training_changes(policy, "sft." if phase == "sft" else "")
-    if not config.mesh.offload and offloaded is not None and phase != "sft":  # in stage 1 nothing is offloaded
-        changes.append("generator.mesh.offload=True and verifier.mesh.offload=True: moments and references wait in "
-                       f"host memory{offloaded}")
     if shape["data"] > 1:
         changes.append(f"{policy.role}.mesh.data=1 and {policy.role}.mesh.fsdp={shape['fsdp'] * shape['data']}: its "
                        f"state is split over {shape['data']} times as many devices")
+    changes = [_of_both(policy.role, change, alike) for change in changes]
+    if not config.mesh.offload and offloaded is not None and phase != "sft":  # in stage 1 nothing is offloaded
+        changes.append("generator.mesh.offload=True and verifier.mesh.offload=True: moments and references wait in "
+                       f"host memory{offloaded}")
     return changes
+
+
+def _of_both(role: str, change: str, alike: Collection[str]) -> str:
+    settings, *effect = change.split(": ", 1)
+    if not any(f"{role}.{name}." in settings for name in alike):
+        return change
+    return ": ".join([" and ".join(settings.replace(role, name) for name in ROLES), *effect])
 
 
 def _training_changes(policy: Any, stage: str) -> list[str]:
@@ -45,6 +57,8 @@ def _sampling_changes(policy: Any) -> list[str]:
     tensor, changes = config.mesh.decode_tensor, []
     if model.num_kv_heads % (2 * tensor) == 0 and policy.placement.local.size >= 2 * tensor:
         changes.append(f"{role}.mesh.decode_tensor={2 * tensor}: each copy of the weights is split over them")
+    if model.score_head:  # it decodes nothing, and its head is small
+        return changes
     least = config.row_buckets[0] // policy.placement.row_multiple * (config.max_prompt + config.max_response)
     if config.cache_tokens // 2 >= max(1, least):
         changes.append(f"{role}.cache_tokens={config.cache_tokens // 2}: half the keys and values")

@@ -1,5 +1,7 @@
 """What is compiled ahead of a run: what its arm samples with and trains, and no more."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tango_jax.loop.turn import RunContext
 from tango_jax.method.load import load_method
 from tango_jax.runtime.ahead import CompileAhead
 from tango_jax.runtime.console import Console
+from tango_jax.runtime.failures import OutOfMemory
 from tango_jax.runtime.hosts import Preemption
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.sampling.batches import BatchDriver
@@ -50,3 +53,22 @@ def test_only_what_an_arm_calls_is_compiled(roles, monkeypatch, arm, trained, gr
         compilation.compile_run(context, start, progress, Preemption(is_watching=False))
     assert {role for role, policy in policies.items() if policy.update in compiled} == trained
     assert sampled == groups
+
+
+@pytest.mark.parametrize("arm, settings", [
+    ("grpo", {"row_buckets"}), ("scored", {"rows_per_micro_batch"}), ("tango", {"row_buckets", "rows_per_micro_batch"}),
+])
+def test_where_compiling_needs_too_much_the_advice_is_of_what_is_compiled(roles, monkeypatch, arm, settings):
+    policies, start = roles
+    config = load_config(str(CONFIGS / "tiny.py"), [f"arm={arm}", "verifier.row_buckets=(4, 8)"])
+    verifier = dataclasses.replace(policies["verifier"], config=config.verifier)
+
+    def no_memory(*arguments, **options):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(CompileAhead, "__enter__", no_memory)
+    context = RunContext(config, None, {"verifier": verifier}, {}, PhaseTimer(), load_method(config))
+    with Console(enabled=False).stage("Compiling", 1) as progress, pytest.raises(OutOfMemory) as found:
+        compilation.compile_run(context, start, progress, Preemption(is_watching=False))
+    told = {name for name in ("row_buckets", "rows_per_micro_batch") if f"verifier.{name}=" in str(found.value)}
+    assert told == settings and str(found.value).startswith("compiling for the verifier ran out of device memory")

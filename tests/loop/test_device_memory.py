@@ -55,7 +55,7 @@ def sample(policy, monkeypatch, **changes) -> str:
     sampler = types.SimpleNamespace(**{"layout": lambda weights: weights, "sample": no_memory} | changes)
     policy = dataclasses.replace(policy, sampler=sampler)
     monkeypatch.setattr(turn, "build_prompts", lambda policy, prompt, parents: ([[30]] * len(parents), [False]))
-    context = RunContext(None, None, {"generator": policy}, {}, PhaseTimer())
+    context = RunContext(load_config("tiny"), None, {"generator": policy}, {}, PhaseTimer())
     states = {"generator": types.SimpleNamespace(weights=np.ones(1))}
     return message_of(lambda: respond(context, states, "generator", ["a problem"], 1, step_key(0)))
 
@@ -74,12 +74,13 @@ def test_sampling(policy, monkeypatch):
 
 
 def test_update_and_scores(policy, monkeypatch):
-    def update() -> str:
+    def update(*settings: str) -> str:
         data = make_data()
         rollout = Rollout(tuple(RESPONSES), tuple(data["sampler"][b, :size] for b, size in enumerate(LENGTHS)),
                           np.zeros(6, bool), 6, 36)
         learner = Responses("generator", (), [[3], [4], [5]], 2, rollout, [None] * 6, {})
-        context = RunContext(None, None, {"generator": failing}, {"generator": dict}, PhaseTimer())
+        whole, references = load_config("tiny", settings), {"generator": dict}
+        context = RunContext(whole, None, {"generator": failing}, references, PhaseTimer())
         return message_of(lambda: update_policy(context, TrainState({}, (), np.int32(0)), learner, data["adv"]))
 
     config = policy.config.copy_and_resolve_references()
@@ -88,7 +89,8 @@ def test_update_and_scores(policy, monkeypatch):
     message = update()
     assert message.startswith("turn 5: the update of the generator ran out of device memory (NVIDIA H100: 61.0 of ")
     assert f"generator.rows_per_micro_batch={config.rows_per_micro_batch // 2}: half the activations" in message
-    assert "row_buckets" not in message
+    assert "row_buckets" not in message and "verifier.model" not in message
+    assert "generator.model.remat=full and verifier.model.remat=full: " in update("arm=self_verify")
     config.loss.kl_coef = 0.1
     failing = dataclasses.replace(failing, score=no_memory)
     assert update().startswith("turn 5: scoring for the update of the generator ran out of device memory")

@@ -16,14 +16,17 @@ from tango_jax.config import ROLES
 from tango_jax.evaluation.judging import score_solutions
 from tango_jax.export import export
 from tango_jax.loop import run
+from tango_jax.loop.describe import describe_run
 from tango_jax.loop.turn import RunContext, respond
 from tango_jax.method.arms import ARMS
-from tango_jax.method.own_arm import check_fixed
+from tango_jax.method.load import load_method
+from tango_jax.method.own_arm import check_fixed, make_schedule
 from tango_jax.records import Problem
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.timers import PhaseTimer
 from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings, open_checkpoint_sampler
+from tango_jax.tasks.registry import make_task
 from tango_jax.text.prompts import SECOND_JUDGEMENT, solution_of, verification_of
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.rollout_dump import read_rollouts
@@ -100,6 +103,14 @@ def judged_by(config, solutions, group_size=1, **changes):
     states = {"verifier": policy.restart(policy.load_params())}
     context = RunContext(config, None, {"verifier": policy}, {}, PhaseTimer())
     return respond(context, states, "verifier", solutions, group_size, np.zeros(2, np.uint32))
+
+
+def test_the_start_of_a_run_says_that_a_reward_model_reads(folder, capsys):
+    config = config_of(folder, "rl.prompts_per_step=2", "rl.samples_per_prompt=2")
+    policies, method = policies_of(config), load_method(config)
+    task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
+    describe_run(Console(), config, policies, task, make_schedule(config), method)
+    assert "generator 2 x 2, verifier 4 x 1, read in one pass" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("mesh", [("fsdp=8",), ("fsdp=4", "tensor=2", "decode_tensor=2")])

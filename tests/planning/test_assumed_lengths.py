@@ -117,7 +117,7 @@ def test_the_words_tell_the_mean_before_dynamic_sampling(tmp_path):
                                                 ("verifier", 1, 5.0, 20))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = str(parse_lengths(str(tmp_path)))
-    assert "dynamic sampling chose these, before that their mean was 40 of the generator)" in told
+    assert "dynamic sampling chose these, before that the mean in a role's own turns was 40 of the generator)" in told
 
 
 @pytest.fixture
@@ -142,10 +142,22 @@ def test_what_a_verifier_read_is_no_length_of_what_one_writes(scored_run):
     lengths = parse_lengths(str(scored_run))
     for settings in (["arm=scored"], ["arm=grpo"], ["arm=fixed_verifier", "verifier.template=qwen_prm"]):
         lengths.check(load_config("tiny", settings))
-    with pytest.raises(ValueError, match="that run does not write, and that of arm=tango writes, .* whose verifier wr"):
+    with pytest.raises(ValueError, match="that run reads marks, and that of arm=tango writes, .* whose verifier wr"):
         lengths.check(load_config("tiny", []))
     (scored_run / "metrics.jsonl").unlink()
     written = parse_lengths(str(scored_run))
     written.check(load_config("tiny", []))
     with pytest.raises(ValueError, match="that run writes, and that of arm=scored reads marks, .* verifier reads mark"):
         written.check(load_config("tiny", ["arm=scored"]))
+
+
+def test_a_process_reward_models_run_has_no_lengths_of_marks(scored_run):
+    """It reads texts as well, and its verifications have no tokens."""
+    for path in (scored_run / "rollouts").iterdir():
+        path.write_text(path.read_text().replace('[{"tokens": 5}]', '[{"tokens": 0}]'))
+    lengths = parse_lengths(str(scored_run))
+    for settings in (["arm=grpo"], ["arm=fixed_verifier", "verifier.template=qwen_prm"]):
+        lengths.check(load_config("tiny", settings))
+    for arm, does in (("scored", "reads marks"), ("tango", "writes")):
+        with pytest.raises(ValueError, match=f"is a process reward model, and that of arm={arm} {does}, "):
+            lengths.check(load_config("tiny", [f"arm={arm}"]))

@@ -11,6 +11,7 @@ import pytest
 from support.paths import ROOT
 from tango_jax import plan
 from tango_jax.cli.command_line import load_config
+from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config
 from tango_jax.loop.compilation import _batches
 from tango_jax.models.transformer import ModelConfig
@@ -111,6 +112,18 @@ def test_stage_one_is_planned_by_hand(tiny_plan):
     report = as_json(tiny_plan)
     stage = report["stage_one"]["generator"]
     assert stage["steps"] == 6 and stage["hours"] == 6 * stage["seconds_of_a_step"] / 3600 > 0
+
+
+def test_a_stage_one_of_own_samples_is_planned_for_all_its_rounds(tiny_plan, capsys):
+    """Three rounds of six steps at most."""
+    config = tiny_plan.options.config.copy_and_resolve_references()
+    config.task.stage_one = "self"
+    own = tiny_plan._replace(options=tiny_plan.options._replace(config=config))
+    one, most = (as_json(plan)["stage_one"]["generator"] for plan in (tiny_plan, own))
+    assert (one["steps"], most["steps"]) == (6, 18) and most["hours"] == pytest.approx(3 * one["hours"])
+    assert most["hours_between"] == pytest.approx([3 * hours for hours in one["hours_between"]])
+    show(own, Console())
+    assert "stage 1 of the generator: up to 18 steps, up to " in capsys.readouterr().out
 
 
 def test_a_role_without_stage_one_has_none():
@@ -234,6 +247,23 @@ def test_what_to_change_when_it_does_not_fit(tiny_plan):
     assert "verifier.sft.rows_per_micro_batch=2" in text and "mesh.offload" not in text  # in stage 1 nothing is
     failed = Phase("generator/update", error="RESOURCE_EXHAUSTED: too much")
     assert "does not compile for this memory" in advice(tiny_plan.job, [failed], large)[0]
+
+
+@pytest.mark.parametrize("settings, of_both", [
+    ([], ""), (["verifier.sft.start=generator"], "model."), (["arm=self_verify"], "model. mesh.")])
+def test_what_is_advised_is_no_mistake(settings, of_both):
+    meshes = [f"{role}.mesh.{axis}=2" for role in ROLES for axis in ("data", "fsdp")]
+    config = load_config(str(ROOT / "configs/tiny.py"), [*settings, *meshes])
+    models = {role: plan_source(config, role).model_config for role in ROLES}
+    job = sized_job(config, models, machine_of("cpu", 4))
+    full = [Phase(f"generator/{name}", optimizer=2.0) for name in ("sample", "update")]
+    lines = advice(job, full, dataclasses.replace(A100, memory=1))
+    changes = [line.removeprefix("try ").split(": ")[0] for line in lines if line.startswith("try generator.")]
+    assert {"generator.mesh.offload=True and verifier.mesh.offload=True", "generator.row_buckets=(4,)"} <= set(changes)
+    advised = [setting for change in changes for setting in change.split(" and ")]
+    validate(load_config(str(ROOT / "configs/tiny.py"), [*settings, *meshes, *advised]))
+    for name in ("model.remat=full", "mesh.data=1", "mesh.fsdp=4"):
+        assert f"generator.{name}" in advised and (f"verifier.{name}" in advised) == (name[:5] in of_both)
 
 
 def test_a_compiler_that_runs_out_of_memory_is_no_crash():

@@ -20,7 +20,8 @@ from tango_jax.planning.programs import examine, lowered_functions
 from tango_jax.planning.targets import TARGETS, Devices
 from tango_jax.planning.time_model import TimeModel
 from tango_jax.planning.times import turn_times
-from tango_jax.planning.workload import sampling_workload
+from tango_jax.planning.workload import Lengths, sampling_workload
+from tango_jax.rl.less_memory import less_memory
 from tango_jax.weights.presets import preset_model
 
 
@@ -56,6 +57,8 @@ def test_each_solution_is_read_once_whatever_the_samples(job):
     assert groups == 4 and (done.batches, done.prompts, done.segments, done.steps) == (1, 4, (), 0)
     assert len(done.chunk_lengths) == 16 / groups and set(done.chunk_lengths) <= {256, 512, 600}
     text = describe_sampling("generator", "verifier", done)
+    quarter = sampling_workload(job, "verifier", 64, 3, Even(0.5), {"verifier": Lengths(0, 0.0, share=0.25)})
+    assert len(quarter.chunk_lengths) * groups == 16
     tokens = 4 * sum(done.chunk_lengths)
     assert text.endswith(f"the verifier, a process reward model, reads {tokens:,} tokens, padding included")
 
@@ -88,6 +91,16 @@ def test_a_fixed_policy_has_no_moments_and_no_reference(job):
     kept = resident(job, "")
     assert kept.parameters == 2 * device_bytes(states["generator"].params) + device_bytes(states["verifier"].params)
     assert kept.optimizer == device_bytes(states["generator"].opt_state)
+
+
+def test_of_a_model_that_decodes_nothing_no_decode_batch_is_advised(job):
+    own = job.policies["verifier"]
+    policy = dataclasses.replace(own, config=own.config.copy_and_resolve_references())
+    policy.config.mesh.offload, policy.config.cache_tokens = True, 4000
+    assert len(policy.config.row_buckets) > 1
+    for phase in ("sample", "init"):  # and it has no adapters
+        changes = less_memory(policy, phase, ())
+        assert changes and all(change.startswith("verifier.mesh.") for change in changes)
 
 
 def test_few_programs_are_compiled(job):
