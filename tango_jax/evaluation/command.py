@@ -312,6 +312,9 @@ def _introduction(
     if settings.samples and not settings.skip_greedy:
         lines.append("- figures of verifier, format and lengths are of the greedy solutions; the samples have tables "
                      "for each number of samples")
+    if settings.votes > 1:
+        lines.append("- first wrong steps: f1 and accuracy are of the majority of the votes; all other figures of the "
+                     "verifier count every vote")
     for role, name in models_of(settings).items():
         if chosen_by := samplers[role].chosen_by:
             lines.append(f"- the weights of the {role}, {markdown_code(name)}, were chosen by "
