@@ -36,6 +36,7 @@ STEP_F1, FIRST_ERROR_F1 = "verifier/pool/step_f1", "verifier/pool/first_error_f1
 SOME_STOP = ("Some of these verifiers stop at the first error (verifier.stop_at_first_error): the first-error F1 takes "
              "the place of the step F1, which counts the steps that these leave out as missed.")
 OVER_SEEDS = "Mean over seeds; the band spans the lowest to the highest seed."
+JUDGED = "In the verifier's turns, on the solutions that each run draws or chooses (no_labels, rl.practice)."
 GENERATOR, VERIFIER = {"generator"}, {"warmup", "verifier"}  # phases in which a role is updated
 OVERLAYS = (
     ("Generator: share of correct answers, sampled", "In training, on the problems that each arm draws.",
@@ -44,10 +45,9 @@ OVERLAYS = (
     ("Verifier: entropy", f"Nats per token. {OF_MARKS}", "verifier/entropy", VERIFIER, False),
     ("Generator: KL to the reference", "Nats per token.", "generator/kl", GENERATOR, False),
     ("Verifier: KL to the reference", f"Nats per token. {OF_MARKS}", "verifier/kl", VERIFIER, False),
-    ("Verdicts that agree with the grader", "In the verifier's turns.", "verifier/reward/correctness", VERIFIER,
-     True),
-    ("Verdicts that are CORRECT", "In the verifier's turns.", "verifier/rate_correct", VERIFIER, True),
-    ("Verdicts that are INVALID", "In the verifier's turns.", "verifier/rate_invalid", VERIFIER, True),
+    ("Verdicts that agree with the grader", JUDGED, "verifier/reward/correctness", VERIFIER, True),
+    ("Verdicts that are CORRECT", JUDGED, "verifier/rate_correct", VERIFIER, True),
+    ("Verdicts that are INVALID", JUDGED, "verifier/rate_invalid", VERIFIER, True),
     ("Generator: response length", "Mean number of sampled tokens.", "generator/length_mean", GENERATOR, False),
     ("Verifier: response length", "Mean number of sampled tokens.", "verifier/length_mean", VERIFIER, False),
 )
