@@ -40,8 +40,9 @@ from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import check_options
 from tango_jax.cli.session import configured
 from tango_jax.data.rows import Row, read_rows
-from tango_jax.evaluation.command import VERIFIER_TOKENS, process_config
+from tango_jax.evaluation.command import process_config
 from tango_jax.evaluation.judging import SPLITS, JudgeSettings, judge_rows, summary
+from tango_jax.evaluation.settings import VERIFIER_TOKENS
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import file_to_write, one_of, require
 from tango_jax.runtime.console import Console
