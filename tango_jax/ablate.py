@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tango_jax.ablation.against import compare
 from tango_jax.ablation.experiment import TABLE, run_experiment
-from tango_jax.ablation.figures import draw_figures, learning
+from tango_jax.ablation.figures import draw_figures, learning, left_out
 from tango_jax.ablation.planned_runs import Plan, make_plan
 from tango_jax.ablation.summary import summarize
 from tango_jax.cli.arguments import Parser
@@ -60,7 +60,7 @@ def redraw(argv: Sequence[str]) -> None:
     rows = read_tables(options.figures)
     with known(own_arms(rows)):
         if options.against:
-            table, figure = compare(learning(rows), options.against)
+            table, figure = compare(learning(rows), options.against, left_out(rows))
         files, summary = draw_figures(rows, folder), summarize(rows)
     if options.against:
         files, summary = [*files, folder / "against.png"], f"{summary}\n{table}"

@@ -34,7 +34,8 @@ rows/SET.jsonl. If interrupted, the same command resumes at the unfinished shard
 from collections.abc import Sequence
 
 from tango_jax.cli.session import session
-from tango_jax.evaluation.command import evaluate_checkpoint, parse_settings, process_config
+from tango_jax.evaluation.command import evaluate_checkpoint, process_config
+from tango_jax.evaluation.settings import parse_settings
 from tango_jax.runtime.failures import ends_in_one_line
 from tango_jax.runtime.lock import locked
 

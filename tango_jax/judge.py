@@ -15,8 +15,8 @@ A row of --out has the fields of its row of --file, such as a label, and
                   step that was judged; "verdict" (CORRECT, INCORRECT or INVALID) and "p_verdict"; "text", empty with
                   --scored; "is_aligned": there is one judgement for each step; "is_truncated". A verifier that stops
                   at the first error (--template=math_first_error, or as in the run) has null for the steps after it
-  mean            of all verifications: "p_verdict"; "correct_verdict", the share of verdicts CORRECT; of the aligned
-                  ones, for each step, "p_steps" and "correct_steps"
+  mean            "correct_verdict", the share of all verifications with the verdict CORRECT; "p_verdict", over those
+                  that have a verdict; over the aligned ones, for each step, "p_steps" and "correct_steps"
 
 P(CORRECT) is p(CORRECT) / (p(CORRECT) + p(INCORRECT)) of the next token where the two words begin to differ, at
 temperature 1, after what the verification says before it. With --scored nothing is sampled: in one pass, the marks are
@@ -40,8 +40,9 @@ from tango_jax.cli.arguments import Parser
 from tango_jax.cli.ranges import check_options
 from tango_jax.cli.session import configured
 from tango_jax.data.rows import Row, read_rows
-from tango_jax.evaluation.command import VERIFIER_TOKENS, process_config
+from tango_jax.evaluation.command import process_config
 from tango_jax.evaluation.judging import SPLITS, JudgeSettings, judge_rows, summary
+from tango_jax.evaluation.settings import VERIFIER_TOKENS
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import file_to_write, one_of, require
 from tango_jax.runtime.console import Console

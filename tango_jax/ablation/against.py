@@ -98,9 +98,9 @@ class Member(NamedTuple):
         return bool(rows) and is_told and not any(differing(*curves) for curves in both)
 
 
-def compare(settings: Settings, against: str) -> tuple[str, Figure]:
-    """The table, as Markdown, and the figure. `against`: ARM or ARM:SETTING. Raises ValueError unless there is one task
-    and one such reference."""
+def compare(settings: Settings, against: str, missing: str = "") -> tuple[str, Figure]:
+    """The table, as Markdown, and the figure. `against`: ARM or ARM:SETTING. `missing`: what to say of runs that are
+    left out. Raises ValueError unless there is one task and one such reference."""
     tasks = sorted({task for task, _ in settings})
     require(len(tasks) == 1, f"--against={against} compares runs of one task; in these tables the generator learned "
             f"{', '.join(tasks) or 'none'}. Name the tables of one task")
@@ -112,7 +112,7 @@ def compare(settings: Settings, against: str) -> tuple[str, Figure]:
     if has_flops(cut.values()):
         amounts.append(Amount(" TFLOPs", "flops", 1e12, 2, min(end.flops for end in ends), flops_to))
     members = [Member(*key, found[key], cut[key], pairs_of(found[key], found[reference])) for key in found]
-    facts = (tasks[0], members, members[list(found).index(reference)], span, amounts)
+    facts = (tasks[0], members, members[list(found).index(reference)], span, amounts, missing)
     return _table(*facts), _draw(*facts)
 
 
@@ -127,7 +127,8 @@ def _reference(found: Mapping[tuple[str, str], Curves], against: str) -> tuple[s
     return named[0]
 
 
-def _table(task: str, members: Sequence[Member], reference: Member, span: int, amounts: Sequence[Amount]) -> str:
+def _table(task: str, members: Sequence[Member], reference: Member, span: int, amounts: Sequence[Amount],
+           missing: str) -> str:
     of_setting = {member.arm: member for member in members if member.setting == reference.setting}
     bound = of_setting.get(upper_bound(set(of_setting) - {reference.arm}))
     titles = ["arm", "runs", "accuracy, start", "mean over steps", "pairs", "over steps", f"minus {reference.arm}",
@@ -136,7 +137,7 @@ def _table(task: str, members: Sequence[Member], reference: Member, span: int, a
         titles += [f"mean over {amount.text}", f"minus {reference.arm}", f"{amount.title.strip()} in all",
                    f"{amount.title.split()[-1]} to {LEVEL:g}, ratio"]
     told = ends_text({member.name: member.whole for member in members}, span)
-    lines = [f"## {task}: all arms against {reference.name}", "", NOTE, *filter(None, [told]),
+    lines = [f"## {task}: all arms against {reference.name}", "", NOTE, *filter(None, [told, missing]),
              *other_sources([member.whole for member in members]), "", *head(titles)]
     for member in members:
         first = measured(member.curves, lambda curve: curve.evaluations[0])
@@ -176,11 +177,12 @@ def _by_start(values: Mapping[Unit, float]) -> str:
     return f"{np.mean(means):.3f}{shown}"
 
 
-def _draw(task: str, members: Sequence[Member], reference: Member, span: int, amounts: Sequence[Amount]) -> Figure:
+def _draw(task: str, members: Sequence[Member], reference: Member, span: int, amounts: Sequence[Amount],
+          missing: str) -> Figure:
     looks = looks_of(list(dict.fromkeys(member.arm for member in members)))
     title = (f"{task}: mean accuracy over the first {span} generator steps, and over the first "
              f"{' and '.join(amount.text for amount in amounts)}\n"
-             "lines: 95 % intervals (t) over the means of starts (ticks)")
+             "lines: 95 % intervals (t) over the means of starts (ticks)" + f"\n{missing}" * bool(missing))
     figure = make_figure(title, WIDTH + 2.0 * (len(amounts) - 1), 1.3 + ROW_HEIGHT * len(members))
     *means, minus = figure.subplots(1, 2 + len(amounts), sharey=True)
     measures = {"over the generator steps": mean_accuracy}

@@ -1,6 +1,7 @@
 """The figures of an experiment, from its table alone: curves_<task>_<setting>.png for every setting."""
 
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tango_jax.ablation.summary import difference_text, heading, in_order, outcome_only
+from tango_jax.ablation.summary import difference_text, heading, in_order, outcome_only, title_of
 from tango_jax.method.arms import DEFAULT_ARM, GREY, Look
 from tango_jax.tracking.curves import label_of, looks_of
 from tango_jax.tracking.evaluations import Evaluation
@@ -37,33 +38,49 @@ from tango_jax.tracking.plots import (
     style_accuracy,
 )
 
+TITLE_WIDTH = 85  # characters of a figure's title
+
 
 def draw_figures(rows: Sequence[Evaluation], folder: Path) -> list[Path]:
     files = []
     for (task, setting), arms in learning(rows).items():
         name = re.sub(r"[^\w.-]+", "_", Path(task).name)  # a task from a file may have characters that file names lack
         files.append(folder / f"{'_'.join(filter(None, ['curves', name, setting]))}.png")
-        save_figure(_curves(task, setting, arms), files[-1])
+        here = [row for row in rows if (row.task, row.setting) == (task, setting)]
+        save_figure(_curves(task, setting, arms, left_out(here)), files[-1])
     return files
 
 
 def learning(rows: Sequence[Evaluation]) -> Settings:
-    """The arms of every setting whose generator learns, and has made a step."""
+    """The runs of every setting whose generator learns, and has made a step. `left_out` counts those without one."""
     settings = {
-        key: {arm: arms[arm] for arm in in_order(arms)
-              if trains_generator(arm) and all(curve.last_step > 0 for curve in arms[arm].values())}
-        for key, arms in curves_by_setting(rows).items()
+        key: {arm: moved for arm, curves in arms.items()
+              if (moved := {unit: curve for unit, curve in curves.items() if curve.last_step > 0})}
+        for key, arms in _of_generators(rows).items()
     }
     return {key: arms for key, arms in settings.items() if arms}
 
 
-def _curves(task: str, setting: str, arms: Arms) -> Figure:
+def left_out(rows: Sequence[Evaluation]) -> str:
+    told = [f"{still} of {len(curves)} runs of {title_of(arm, setting)}"
+            for (_, setting), arms in _of_generators(rows).items() for arm, curves in arms.items()
+            if (still := sum(curve.last_step <= 0 for curve in curves.values()))]
+    return textwrap.fill(f"Left out, without a generator step: {'; '.join(told)}.", TITLE_WIDTH) if told else ""
+
+
+def _of_generators(rows: Sequence[Evaluation]) -> Settings:
+    return {key: {arm: arms[arm] for arm in in_order(arms) if trains_generator(arm)}
+            for key, arms in curves_by_setting(rows).items()}
+
+
+def _curves(task: str, setting: str, arms: Arms, missing: str) -> Figure:
     looks, drawn, baseline = looks_of(arms), {}, outcome_only(arms)
     pairs = pairs_of(*(arms.get(arm, {}) for arm in (DEFAULT_ARM, baseline)))
     is_compared = bool(pairs.units)
     kinds = {"95 % interval (t)" if has_interval(list(curves)) else "range of the starts or runs"
              for curves in arms.values()}
-    title = f"{heading(task, setting, arms)}\nshaded: {' or '.join(sorted(kinds))}"
+    shaded = f"shaded: {' or '.join(sorted(kinds))}"
+    title = "\n".join(filter(None, [heading(task, setting, arms), shaded, missing]))
     over = {"tokens": "sampled_tokens"} | ({"flops": "flops"} if has_flops(arms.values()) else {})
     figure = make_figure(title, WIDTH + 2.0 * (len(over) - 1 + is_compared), HEIGHT + 0.4)
     steps, *others = figure.subplots(1, 1 + len(over) + is_compared)

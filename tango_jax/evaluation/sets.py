@@ -188,7 +188,7 @@ def _own_task(name: str, checkpoint: str) -> ConfigDict | None:
 
 
 def _source(name: str, checkpoint: str) -> str:
-    return f"synthetic, {'default sizes' if _own_task(name, checkpoint) is None else 'sizes of the run'}"
+    return f"synthetic, {'default sizes' if _own_task(name, checkpoint) is None else f'sizes of the run {checkpoint}'}"
 
 
 def _synthetic_task(name: str, checkpoint: str, is_correct: OwnGrader | None) -> Task:

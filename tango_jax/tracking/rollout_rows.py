@@ -152,7 +152,9 @@ def _problem(problem: Problem) -> dict:
 
 
 def _solution(solution: Solution, step_kinds_fn: StepKinds) -> dict:
-    kinds = {"step_kinds": list(step_kinds_fn(solution.problem, solution.steps))} if step_kinds_fn else {}
+    further = {"step_kinds": list(step_kinds_fn(solution.problem, solution.steps))} if step_kinds_fn else {}
+    if isinstance(solution.after, Verification):
+        further["after_verdict"] = solution.after.verdict
     return {
         "text": solution.text,
         "steps": [list(span) for span in find_blocks(solution.text, "step")],  # characters, tags included
@@ -162,7 +164,7 @@ def _solution(solution: Solution, step_kinds_fn: StepKinds) -> dict:
         "format": solution.format_score,
         "tokens": len(solution.token_ends),
         "is_truncated": solution.is_truncated,
-    } | kinds
+    } | further
 
 
 def _verification(verification: Verification) -> dict:

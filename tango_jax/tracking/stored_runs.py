@@ -1,4 +1,4 @@
-"""A finished run compared with stored runs of other arms: when each reached LEVEL, and with how many tokens.
+"""A finished run compared with stored runs of other arms: when each reached LEVEL, and at which cost.
 
 Only runs of the same task, start (`task.data_seed`) and seed are compared.
 """
@@ -17,6 +17,8 @@ from tango_jax.tracking.learning_curve import (
     Curve,
     curves_by_setting,
     differing,
+    flops_to,
+    has_flops,
     steps_to,
     tokens_to,
     trains_generator,
@@ -56,7 +58,8 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
     runs = {f"{arm_name(config.arm)} (this run)": own} | {f"{arm} (stored)": curve for arm, curve in stored.items()}
     width = max(map(len, runs))
     lines = [f"to an accuracy of {LEVEL:g}, compared with the runs in {table} with {same}:"]
-    lines += [f"  {run:{width}}  {_amounts(curve)}" for run, curve in runs.items()]
+    are_with_flops = has_flops([runs])
+    lines += [f"  {run:{width}}  {_amounts(curve, are_with_flops)}" for run, curve in runs.items()]
     if differs & STARTS:
         lines.append("these are not paired: they began with different weights. The checkpoint may differ, a run may "
                      "be a fork, or stage 1 had other prompts, another kind of processor or another number of cores")
@@ -78,8 +81,11 @@ def stored_curves(config: ConfigDict) -> dict[str, Curve]:
                 if arm != arm_name(config.arm) and trains_generator(arm) and unit in found}
 
 
-def _amounts(curve: Curve) -> str:
-    steps, tokens = steps_to(curve), f"{tokens_to(curve).x / 1000:,.0f} thousand sampled tokens"
+def _amounts(curve: Curve, is_with_flops: bool) -> str:
+    """A verifier that does not write samples no tokens, and has FLOPs alone."""
+    steps, cost = steps_to(curve), f"{tokens_to(curve).x / 1000:,.0f} thousand sampled tokens"
+    if is_with_flops:
+        cost += f", {flops_to(curve).x / 1e12:,.2f} TFLOPs"
     if not steps.is_reached:
-        return f"not within {steps.x:g} generator steps and {tokens}"
-    return f"{steps.x:.1f} generator steps, {tokens}"
+        return f"not within {steps.x:g} generator steps, {cost}"
+    return f"{steps.x:.1f} generator steps, {cost}"

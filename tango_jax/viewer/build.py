@@ -19,7 +19,7 @@ from tango_jax.runtime.model_text import on_one_line
 from tango_jax.tracking.learning_curve import trains_generator
 from tango_jax.tracking.provenance import describe
 from tango_jax.tracking.rollout_dump import read_rollouts
-from tango_jax.viewer import charts, comparison, pack, quality
+from tango_jax.viewer import charts, comparison, lines, pack, quality
 from tango_jax.viewer.runs import Run, own_samples
 
 SCRIPTS = ("text", "data", "list", "filters", "controls", "arithmetic", "paint", "rollout", "compare", "viewer",
@@ -103,8 +103,8 @@ def _content(
             packed.append(pack.pack_rollout(index, rollout))
             judged += quality.judged(rollout)
         pages.append(pack.encode_json(_charts_of(run, quality.of_one_role(judged))))
-    found = comparison.lines_of(runs, as_seed)
-    warnings = comparison.warnings(found, as_seed)
+    found = lines.lines_of(runs, as_seed)
+    warnings = lines.warnings(found, as_seed)
     if others:
         warnings.append(f"{others} rollouts are not about a solution; they are only in rollouts/")
     facts = {"runs": [_facts(run) for run in runs], "dumped": len(packed), "warnings": warnings}

@@ -86,8 +86,8 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
         [
             panel("Verifier on the fixed pool", f"Agreement with the known labels on {run.settings['eval.pool']} fixed "
                   "solutions, greedy.", f1, TURN, score=True, **warmup),
-            panel("Verdicts in training", f"A collapsed verifier says CORRECT always or never.{_by_label(run)}",
-                  verdicts, TURN, score=True, **warmup),
+            panel("Verdicts in training", "A collapsed verifier says CORRECT always or never."
+                  f"{_by_label(run)}{_practice(run)}", verdicts, TURN, score=True, **warmup),
             panel("Disagreements with the grader", f"Share of a turn's verifications, in {_whose(items)}.", shares,
                   TURN, barmode="stack"),
             panel("Agreement with gold steps", f"For steps with a known label, in {_whose(items)}. The steps of a "
@@ -175,15 +175,20 @@ def _by_label(run: Run) -> str:
     return told if is_chosen else ""
 
 
+def _practice(run: Run) -> str:
+    told = (" rl.practice chose the problems of the verifier's turns: those that the generator should solve half the "
+            "time.")
+    return told if run.settings.get("rl.practice", "all") != "all" else ""
+
+
 def _note(run: Run, items: list[Judged]) -> str:
     if not items:
         return "No rollouts of a verifier were dumped by this run, so some charts and tables are missing."
     settings, chosen = run.settings, ""
     if settings.get("rl.dynamic_sampling"):
         chosen += " Dynamic sampling chose them: most groups with equal rewards are missing."
-    if settings.get("rl.practice", "all") != "all":
-        chosen += (" rl.practice chose the problems of the verifier's turns: those that the generator should solve "
-                   "half the time.")
+    if items[0].role == "verifier":
+        chosen += _practice(run)
     is_part = any(name.startswith(("generator/judged_share", "verifier/judged_")) for row in run.rows for name in row)
     if items[0].role == "generator" and is_part:
         chosen += (" In the generator's turns only some solutions are judged, as rl.judge, rl.trust, dynamic sampling "

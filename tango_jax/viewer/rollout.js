@@ -127,7 +127,7 @@ function rawTexts(rollout, verification, paints) {
 }
 
 // A second try of the problem, and what the verifier said of its own verification, where an arm has them.
-function furtherCards({ second_try: second, later_tries: later = [], second_judgement: again, verifications }) {
+function furtherCards({ second_try: second, later_tries: later = [], second_judgement: again }) {
   const card = (title, badges, text) =>
     h(
       "section",
@@ -139,10 +139,14 @@ function furtherCards({ second_try: second, later_tries: later = [], second_judg
   const note = (text) => h("span", { class: "badge none" }, text);
   const accepted = again?.judgements.filter(Boolean).length;
   const tryCard = (title, one) =>
-    card(title, [gradeBadge(one), one.reward && note(`reward ${one.reward.total.toFixed(2)}`)], one.text);
+    card(
+      one.after_verdict ? `${title}, after the verdict ${one.after_verdict}` : title,
+      [gradeBadge(one), one.reward && note(`reward ${one.reward.total.toFixed(2)}`)],
+      one.text,
+    );
   return [
-    second && tryCard(`Second try, after the verdict ${verifications[0]?.verdict ?? "of the verifier"}`, second),
-    ...later.map((one) => tryCard("A later try", one)),
+    second && tryCard("Second try", second),
+    ...later.map((one) => tryCard("A further try", one)),
     again &&
       card(
         "The verification, judged once more",

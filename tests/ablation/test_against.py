@@ -4,7 +4,7 @@ import pytest
 
 from support.ablation_cases import run_rows
 from tango_jax.ablation.against import compare
-from tango_jax.ablation.figures import learning
+from tango_jax.ablation.figures import learning, left_out
 
 SLOW, FAST = (0.0, 0.2, 0.4), (0.0, 0.4, 0.8)
 
@@ -101,6 +101,17 @@ def test_a_short_run_shortens_the_comparisons_of_its_arm_alone_and_the_table_say
     assert cells(table, "gold_steps")[4:7] == ["2", "20", "+0.200"]
     assert cells(table, "my_arm")[4:7] == ["1", "10", "+0.100"]
     assert "over the first 10 generator steps" in figure.get_suptitle()
+
+
+def test_a_run_without_a_generator_step_is_left_out_and_counted():
+    """It alone: the other run of its arm stays. Without it the comparison would be over no step."""
+    found = [*rows(), *run_rows("tango", FAST[:1], start=3, setting="trust=on"), *run_rows("scored", FAST[:1])]
+    table, figure = compare(learning(found), "grpo", left_out(found))
+    told = "Left out, without a generator step: 1 of 1 runs of scored; 1 of 3 runs of tango, trust=on."
+    assert all(told in text.replace("\n", " ") for text in (table, figure.get_suptitle()))
+    assert cells(table, "tango, trust=on †")[1:7] == cells(compare(learning(rows()), "grpo")[0],
+                                                           "tango, trust=on †")[1:7]
+    assert "Left out" not in compare(learning(rows()), "grpo", left_out(rows()))[0]
 
 
 def test_means_and_differences_are_over_starts_alike():

@@ -83,6 +83,13 @@ def test_curves_over_steps_and_tokens(drawn, tmp_path):
         "GRPO (no verifier) (1 run)"]
 
 
+def test_a_run_without_a_generator_step_is_left_out_of_the_curves_and_counted(drawn, tmp_path):
+    draw_figures([*run_rows("grpo", SLOW), *run_rows("grpo", SLOW[:1], seed=1)], tmp_path)
+    figure = drawn["curves_last_letter.png"]
+    assert lines_of(figure.axes[0])[0] == ([0, 10, 20], [0.0, 0.4, 0.9])
+    assert figure.get_suptitle().endswith("\nLeft out, without a generator step: 1 of 2 runs of grpo.")
+
+
 def test_a_panel_says_what_the_method_is_ahead(drawn, tmp_path):
     draw_figures(table(), tmp_path)
     assert drawn["curves_last_letter_words=16.png"].get_suptitle().startswith("last_letter, words=16: ")

@@ -32,7 +32,7 @@ from tango_jax.runtime.lock import LOCK_FILE, locked
 from tango_jax.runtime.trees import tree_fingerprint
 from tango_jax.tracking.evaluations import write_table
 from tango_jax.tracking.metrics import MetricsWriter, read_metrics
-from tango_jax.viewer.comparison import lines_of
+from tango_jax.viewer.lines import lines_of
 from tango_jax.viewer.runs import find_runs
 
 ROLES = ("generator", "verifier")

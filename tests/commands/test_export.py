@@ -23,7 +23,7 @@ from support.tiny_checkpoints import full_disk, save_run, save_step, tiny_params
 from tango_jax import export
 from tango_jax.cli.command_line import parse_command_line
 from tango_jax.config import ROLES, default_config
-from tango_jax.evaluation.command import check_settings, save_settings
+from tango_jax.evaluation.settings import check_settings, save_settings
 from tango_jax.judge import judge
 from tango_jax.loop.init_from import check_init_from
 from tango_jax.method.own_arm import stored_arm

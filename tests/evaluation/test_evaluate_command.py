@@ -185,7 +185,9 @@ def test_a_grader_decides_in_synthetic_sets_too(tokenizer, tmp_path, monkeypatch
 
     solving, judging, other = open_sets(names, "run", "run", 20, 0)
     assert solving.is_correct.name == judging.is_correct.name == "own.py:short" and other.is_correct is None
-    assert solving.source == judging.source == "synthetic, sizes of the run"
+    assert solving.source == judging.source == "synthetic, sizes of the run run"
+    [_, other_run] = open_sets(names[:2], "run", "a/b", 20, 0)
+    assert other_run.source == "synthetic, default sizes"
     assert other.source == "synthetic, default sizes"
     pool = fixed_pool(make_task(config, {}), 20)
     assert [claim.solution for claim in judging.claims] == pool
@@ -256,6 +258,7 @@ def test_processbench(tokenizer, tmp_path, monkeypatch, texts, f1, erroneous, co
     assert (found["accuracy_erroneous", 0], found["accuracy_correct", 0]) == pytest.approx((erroneous, correct))
     assert found["rate_misaligned", 0] == pytest.approx(misaligned)
     assert np.ptp(result.draws_J[np.isfinite(result.draws_J)]) > 0  # an F1 of 0 is not certain in an average, either
+    assert ("are of the majority of the votes" in (tmp_path / "tables.md").read_text()) == (votes > 1)
     rows = [json.loads(line) for line in (tmp_path / "rows/processbench_math.jsonl").read_text().splitlines()]
     assert [row["gold_first_wrong"] for row in rows] == LABELS and len(rows[0]["verifications"]) == votes
 

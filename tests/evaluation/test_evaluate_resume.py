@@ -21,7 +21,7 @@ from support.evaluation_cases import (
 )
 from tango_jax.config import default_config
 from tango_jax.evaluate import main
-from tango_jax.evaluation.command import check_settings, save_settings
+from tango_jax.evaluation.settings import check_settings, save_settings
 from tango_jax.tracking.run_config import save_config
 
 T, F = True, False

@@ -14,7 +14,7 @@ from tango_jax.report import main as report
 from tango_jax.runtime.console import Console
 from tango_jax.tracking.provenance import method_digests, read_provenance
 from tango_jax.train import load_config, train
-from tango_jax.viewer.comparison import lines_of
+from tango_jax.viewer.lines import lines_of
 from tango_jax.viewer.runs import find_runs
 from torture.runs import ROLES, SMALL
 

@@ -20,7 +20,7 @@ from tango_jax.ablation import experiment
 from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
-from tango_jax.evaluation import command as evaluation_command
+from tango_jax.evaluation import settings as evaluation_settings
 from tango_jax.loop import run
 from tango_jax.runtime.checkpoint import Restored
 from tango_jax.runtime.console import Console
@@ -209,11 +209,11 @@ def test_a_run_that_lost_its_metrics_says_so_before_stage_one(workdir, config, m
 
 def test_an_evaluation_without_its_settings_is_not_gone_on_with(tmp_path):
     path = tmp_path / "settings.json"
-    evaluation_command._compare(path, {"samples": 8})
+    evaluation_settings._compare(path, {"samples": 8})
     (tmp_path / "parts").mkdir()
-    assert f"{path} is missing" in refused(evaluation_command._compare, path, {"samples": 8})
+    assert f"{path} is missing" in refused(evaluation_settings._compare, path, {"samples": 8})
     path.write_text('{"samples": 4}')
-    assert "samples: 4 -> 8" in refused(evaluation_command._compare, path, {"samples": 8})
+    assert "samples: 4 -> 8" in refused(evaluation_settings._compare, path, {"samples": 8})
 
 
 @pytest.mark.parametrize("stage_one", [0, 2])

@@ -23,7 +23,7 @@ from tango_jax.tracking.known_arms import arms_of_runs, known
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.viewer import comparison
 from tango_jax.viewer.build import build_page
-from tango_jax.viewer.comparison import lines_of
+from tango_jax.viewer.lines import lines_of
 from tango_jax.viewer.runs import find_runs
 from torture.runs import ROLES, SMALL
 

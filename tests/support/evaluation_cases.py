@@ -10,7 +10,7 @@ from support.paths import ROWS
 from support.small_tokenizers import byte_level
 from support.tiny_checkpoints import MODEL
 from tango_jax.evaluation import command, judging, responses
-from tango_jax.evaluation.command import parse_settings
+from tango_jax.evaluation.settings import parse_settings
 from tango_jax.evaluation.shards import GREEDY
 from tango_jax.records import Rollout
 from tango_jax.runtime.console import Console

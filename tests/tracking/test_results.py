@@ -59,7 +59,7 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     assert re.findall(r"  (\w+) \((?:this run|stored)\) +(.*?) sampled tokens", printed) == [
         ("tango", "8.0 generator steps, 2 thousand"),  # 0.8 of the way to 10
         ("grpo", "8.9 generator steps, 1 thousand"),  # 100 tokens a step: 0.889 thousand
-        ("gold_steps", "not within 10 generator steps and 1 thousand"),
+        ("gold_steps", "not within 10 generator steps, 1 thousand"),
     ]
     write_table([row._replace(setup=setup_of(config)) for row in stored], config.compare_with)
     assert len(compare(config, tmp_path)) == 4
@@ -96,6 +96,22 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     assert line.startswith("this run is not compared with stored ones: ") and "cannot be read" in line
     config.compare_with = ""
     assert compare(config, tmp_path) == []
+
+
+def test_flops_stand_beside_the_tokens_of_a_run_where_all_have_them(tmp_path):
+    """A verifier that does not write samples none: 0.8 of 3 * 10^12 FLOPs, against all of 2 * 10^12."""
+    config = default_config()
+    config.arm, config.task.data_seed, config.compare_with = "scored", 3, str(tmp_path / "stored.csv")
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        writer.append({"step": 0, "phase": "eval", "generator_step": 0, "generator/accuracy": 0.0})
+        writer.append({"step": 1, "phase": "generator", "generator_step": 1, "generator/tokens_sampled": 500,
+                       "flops/rollout": 1e12, "flops/training": 2e12, "time/turn_s": 1.0})
+        writer.append({"step": 1, "phase": "eval", "generator_step": 10, "generator/accuracy": 1.0})
+    write_json_atomic(tmp_path / "summary.json", {})
+    stored = run_rows("grpo", (0.0, 0.5))
+    for flops, told in (((0.0, 2e12), ["2.40 TFLOPs", "2.00 TFLOPs"]), ((None, None), [])):
+        write_table([row._replace(flops=one) for row, one in zip(stored, flops, strict=True)], config.compare_with)
+        assert re.findall(r"[0-9.]+ TFLOPs", "\n".join(compare(config, tmp_path))) == told
 
 
 @pytest.mark.parametrize("theirs, is_told", [("a" * 12, True), ("", False)])

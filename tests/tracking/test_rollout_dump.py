@@ -188,8 +188,21 @@ def test_every_later_try_stands_in_the_row_of_the_first():
     result = dataclasses.replace(result, sampled=[first, judged, second, again, third], lesson=lesson)
     rows = turn_rows(config_of(), Place(0, "generator", "generator", 0), result)
     assert [row["reward"]["total"] for row in rows] == [0, 1]
-    assert rows[0]["second_try"]["reward"]["total"] == 2
+    assert rows[0]["second_try"]["reward"]["total"] == 2 and "after_verdict" not in rows[0]["solution"]
     assert [one["reward"]["total"] for one in rows[0]["later_tries"]] == [3, 4] and "later_tries" not in rows[1]
+
+
+def test_a_second_try_names_the_verdict_that_it_answers():
+    """The second of two verifications rejects: the try is after that one."""
+    result = result_of(np.float32([0.0, 1.0]), np.zeros((3, 7), np.float32), [solution(), solution(True)],
+                       [verification("CORRECT"), verification("INCORRECT"), *[verification("CORRECT")] * 2])
+    first, judged = result.sampled
+    second = responses_of("generator", 1, judged.records[1:2], [solution(True)], "second_try")
+    lesson = Lesson(joined([first, second], 4), Rewards(np.float32([0.0, 1.0, 1.5]), {}), {})
+    rows = turn_rows(config_of(), Place(0, "generator", "generator", 0),
+                     dataclasses.replace(result, sampled=[first, judged, second], lesson=lesson))
+    assert [one["verdict"] for one in rows[0]["verifications"]] == ["CORRECT", "INCORRECT"]
+    assert rows[0]["second_try"]["after_verdict"] == "INCORRECT"
 
 
 def test_spans_and_judgements_point_into_the_texts():

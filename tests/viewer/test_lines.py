@@ -10,7 +10,7 @@ from tango_jax.config import ROLES, default_config, flatten
 from tango_jax.report import main
 from tango_jax.tracking.curves import MARKERS
 from tango_jax.viewer import charts, comparison
-from tango_jax.viewer.comparison import lines_of, warnings
+from tango_jax.viewer.lines import lines_of, warnings
 from tango_jax.viewer.runs import Run, find_runs
 
 

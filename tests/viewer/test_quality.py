@@ -58,6 +58,14 @@ def test_a_fixed_pool_is_named_only_where_there_is_one():
     assert quality.section(RUN, MADE)["note"].startswith("The tables, disagreements and gold steps count")
 
 
+def test_chosen_problems_are_told_beside_the_verdicts_without_dumped_rollouts():
+    row = {"phase": "verifier", "step": 1, "verifier/rate_correct": 0.5}
+    for practice, is_told in (("all", False), ("half_right", True)):
+        run = RUN._replace(rows=[row], settings=RUN.settings | {"rl.practice": practice})
+        [drawn] = quality.panels(run, [])
+        assert ("rl.practice chose the problems" in drawn["caption"]) == is_told
+
+
 def test_confusion():
     assert quality.confusion([(T, "a"), (F, "b"), (T, "a")], ("a", "b")) == {
         "right": {"a": 2, "b": 0}, "wrong": {"a": 0, "b": 1}}

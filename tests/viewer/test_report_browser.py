@@ -369,7 +369,7 @@ def test_a_second_try_and_a_second_judgement_stand_beside_the_first(browser, tmp
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         for row in rows:
             if row["role"] == "generator":
-                again = row["solution"] | {"text": "<b>once more</b>", "is_correct": True}
+                again = row["solution"] | {"text": "<b>once more</b>", "is_correct": True, "after_verdict": "INCORRECT"}
                 row["second_try"] = again | {"reward": {"total": 1.25, "terms": []}, "advantage": None}
             else:
                 row["second_judgement"] = row["verifications"][0] | {
@@ -381,7 +381,7 @@ def test_a_second_try_and_a_second_judgement_stand_beside_the_first(browser, tmp
         browser.open(tmp_path / "report.html", f"r=twice:{turn}:0")
         browser.wait("document.querySelector('#rollout h2') !== null")
         shown[turn] = browser.text("#rollout .further")
-    assert "Second try" in shown[1] and "Answer is right" in shown[1]
+    assert "Second try, after the verdict INCORRECT" in shown[1] and "Answer is right" in shown[1]
     assert "reward 1.25" in shown[1] and "<b>once more</b>" in shown[1]
     assert "judged once more" in shown[4] and "Verdict INCORRECT" in shown[4]
     assert "accepts 2 of 3 remarks" in shown[4] and "<i>of itself</i>" in shown[4]
