@@ -163,9 +163,9 @@ GROUPS: Group = {
         "keep": Key(2, COUNT, "Checkpoints to keep.", Change.ROUNDING),
         "keep_best": Key("", None, "Metric of evaluations, such as generator/accuracy: the checkpoint with its highest "
                          "value is kept besides, for tango_jax.export --best. Empty: off.", Change.ROUNDING),
-        "patience": Key(0, COUNT_OR_NONE, "Evaluations without a better value of keep_best, each after turns of the "
-                        "role it measures, that end the training, as its last turn would; 0: off. If set, keep_best "
-                        "and eval.every change results: runs that differ in them are told apart."),
+        "patience": Key(0, COUNT_OR_NONE, "Evaluations without a better value of keep_best, each after turns that "
+                        "train the role it measures, that end the training, as its last turn would; 0: off. If set, "
+                        "keep_best and eval.every change results: runs that differ in them are told apart."),
     },
     "rollouts": {
         "every": Key(5, COUNT_OR_NONE, "Turns of a role between dumps of its rollouts; 0: no dumps.", Change.WATCHING),

@@ -1,8 +1,8 @@
 """The best evaluation of a run by `checkpoint.keep_best`; checkpoints store it, so that a resumed run knows it.
 
 The metric must compare the weights of a role that the run trains: every evaluation measures it on the same problems or
-solutions. Only evaluations after turns of that role count for `checkpoint.patience`, so that arms which also train the
-other role do not end earlier.
+solutions. Only evaluations after turns that train that role count for `checkpoint.patience`, so that arms which also
+train the other role do not end earlier.
 """
 
 import math
@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from tango_jax.config import ROLES
 from tango_jax.loop.measure import measured_names
 from tango_jax.method.load import Method
 from tango_jax.method.own_arm import make_schedule, shares_policy
+from tango_jax.rl.schedule import Place
 from tango_jax.runtime.checks import meant, require
 from tango_jax.tasks.task import Task
 
@@ -24,18 +26,25 @@ HIGHER_IS_BETTER = re.compile(r".*(accuracy|format|_f1|_f1_correct|_f1_incorrect
 class Best(NamedTuple):
     value: float
     turn: int  # turns before the evaluation
-    misses: int = 0  # evaluations since then, each after turns of the role
+    misses: int = 0  # evaluations since then, each after turns that train the role
 
 
 def role_of(name: str) -> str:
-    """Whose turns improve the metric; second tries are the generator's."""
+    """Whose weights the metric compares; second tries are the generator's."""
     return "verifier" if name.startswith("verifier/") else "generator"
+
+
+def trained_roles(config: ConfigDict, turns: Collection[Place]) -> set[str]:
+    """Any turn of one policy trains both of its roles. A warm-up counts for the verifier alone: `checkpoint.patience`
+    must not end a run before the generator's first turn."""
+    both = ROLES if shares_policy(config) and any(turn.phase != "warmup" for turn in turns) else ()
+    return {turn.role for turn in turns}.union(both)
 
 
 def after_evaluation(
     best: Best | None, metrics: Mapping[str, float], name: str, turn: int, trained: Collection[str]
 ) -> Best | None:
-    """Of equal values the first is the best; NaN is none. `trained`: roles with a turn since the evaluation before."""
+    """Of equal values the first is the best; NaN is none. `trained`: `trained_roles` since the evaluation before."""
     value = float(metrics.get(name, math.nan))
     if best is None:
         return None if math.isnan(value) else Best(value, turn)
@@ -52,7 +61,7 @@ def check_keep_best(config: ConfigDict, task: Task, method: Method) -> None:
     name = config.checkpoint.keep_best
     if not name:
         return
-    trained = {turn.role for turn in make_schedule(config).turns()}
+    trained = trained_roles(config, make_schedule(config).turns())
     # Solutions of a generator that learns differ between evaluations.
     is_live_fixed = "generator" not in trained and not shares_policy(config)
     names = [one for one in filter(HIGHER_IS_BETTER.fullmatch, measured_names(config, task, method))

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.grading import check_grader
-from tango_jax.loop.best import Best, after_evaluation, check_keep_best, is_over, role_of
+from tango_jax.loop.best import Best, after_evaluation, check_keep_best, is_over, role_of, trained_roles
 from tango_jax.loop.breakdown import check_metrics, names_memory
 from tango_jax.loop.compilation import compile_run, compile_transfers
 from tango_jax.loop.describe import describe_results, describe_run, describe_turn
@@ -38,7 +38,7 @@ from tango_jax.method.own_arm import check_fixed, make_schedule, shares_policy
 from tango_jax.method.trust import turns_done
 from tango_jax.records import Solution, States
 from tango_jax.rl.policy import Policy, make_policies
-from tango_jax.rl.schedule import Schedule, is_evaluation_due, trained_since_evaluation, turn_at
+from tango_jax.rl.schedule import Schedule, is_evaluation_due, turn_at, turns_since_evaluation
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import Checkpointer
 from tango_jax.runtime.console import Console
@@ -206,8 +206,8 @@ def run_turns(
         raise
     if memory.turn < schedule.num_turns:
         output.progress.log(f"training ends after turn {memory.turn} of {schedule.num_turns}: since turn {best.turn}, "
-                            f"{best.misses} evaluations after turns of the {role_of(config.checkpoint.keep_best)} were "
-                            f"not better (checkpoint.patience={patience})")
+                            f"{best.misses} evaluations after turns that train the "
+                            f"{role_of(config.checkpoint.keep_best)} were not better (checkpoint.patience={patience})")
     return states
 
 
@@ -220,5 +220,6 @@ def run_evaluation(
         measured = evaluate_roles(context, states, pool)
     output.write_evaluation(turns_done, measured)
     name = context.config.checkpoint.keep_best
-    trained = trained_since_evaluation(context.config, output.schedule, turns_done)
+    turns = turns_since_evaluation(context.config, output.schedule, turns_done)
+    trained = trained_roles(context.config, turns)
     return after_evaluation(best, measured.metrics, name, turns_done, trained) if name else None

@@ -116,14 +116,14 @@ def is_evaluation_due(config: ConfigDict, schedule: Schedule, index: int) -> boo
     return generator_steps_after(schedule, index) // config.eval.every > before // config.eval.every
 
 
-def trained_since_evaluation(config: ConfigDict, schedule: Schedule, turns_done: int) -> set[str]:
-    """Roles with a turn between the evaluation after `turns_done` turns and the one before it."""
-    roles = set()
+def turns_since_evaluation(config: ConfigDict, schedule: Schedule, turns_done: int) -> list[Place]:
+    """The turns between the evaluation after `turns_done` turns and the one before it, the last first."""
+    turns = []
     for index in reversed(range(turns_done)):
         if index + 1 < turns_done and is_evaluation_due(config, schedule, index):
             break
-        roles.add(turn_at(schedule, index).role)
-    return roles
+        turns.append(turn_at(schedule, index))
+    return turns
 
 
 def evaluations_before(config: ConfigDict, schedule: Schedule, turns_done: int) -> int:

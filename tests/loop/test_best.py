@@ -17,10 +17,10 @@ from tango_jax import export
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
 from tango_jax.loop import run
-from tango_jax.loop.best import Best, after_evaluation, check_keep_best, is_over
+from tango_jax.loop.best import Best, after_evaluation, check_keep_best, is_over, trained_roles
 from tango_jax.method.load import load_method
 from tango_jax.method.own_arm import make_schedule
-from tango_jax.rl.schedule import generator_steps_after, is_evaluation_due, trained_since_evaluation
+from tango_jax.rl.schedule import generator_steps_after, is_evaluation_due, turns_since_evaluation
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
 from tango_jax.runtime.console import Console
@@ -114,8 +114,8 @@ def test_evaluations_without_a_better_one_end_the_training(train, tmp_path, caps
         assert rows[-1]["step"] == 8 and complete_steps(run_dir / "checkpoints") == [BEST_TURN, 8]
         (run_dir / "summary.json").unlink()
     run.run_or_resume(config, run_dir, Console(), policies_of(config))
-    assert ("training ends after turn 8 of 10: since turn 4, 3 evaluations after turns of the generator were not better"
-            in capsys.readouterr().out)
+    assert ("training ends after turn 8 of 10: since turn 4, 3 evaluations after turns that train the generator were "
+            "not better" in capsys.readouterr().out)
 
 
 def test_the_start_is_kept_where_nothing_was_better(train, tmp_path, monkeypatch):
@@ -154,6 +154,21 @@ def test_only_what_evaluations_measure_alike_of_a_trained_role_may_choose(arm, i
             check(config_of(f"arm={arm}", f"checkpoint.keep_best={name}"))
 
 
+@pytest.mark.parametrize("arm, name", [("grpo", "verifier/pool/step_f1"), ("fixed_generator", "generator/accuracy")])
+def test_with_one_policy_the_turns_of_one_role_train_both(arm, name):
+    config = config_of(f"arm={arm}", "verifier.adapter=generator", f"checkpoint.keep_best={name}")
+    check(config)
+    schedule, best = make_schedule(config), Best(0.5, 0)
+    trained = trained_roles(config, turns_since_evaluation(config, schedule, schedule.num_turns))
+    assert after_evaluation(best, {name: 0.5}, name, schedule.num_turns, trained) == Best(0.5, 0, misses=1)
+
+
+@pytest.mark.parametrize("arm", ["tango", "self_verify"])
+def test_an_evaluation_after_the_warm_up_ends_no_run_by_the_generators_accuracy(arm):
+    config = config_of(f"arm={arm}", "rl.warmup_steps=2")
+    assert trained_roles(config, turns_since_evaluation(config, make_schedule(config), 2)) == {"verifier"}
+
+
 def test_a_pool_with_step_labels_gives_none_to_the_test_problems(tmp_path):
     config = math_config(write_tiny_folder(tmp_path / "model"))
     for name in ("verifier/pool/step_f1", "generator/step_accuracy"):
@@ -179,7 +194,7 @@ def test_arms_of_one_curve_end_at_the_same_generator_step(patience, ends):
         for index in range(schedule.num_turns):
             steps = generator_steps_after(schedule, index)
             if is_evaluation_due(config, schedule, index):
-                trained = trained_since_evaluation(config, schedule, index + 1)
+                trained = trained_roles(config, turns_since_evaluation(config, schedule, index + 1))
                 best = after_evaluation(best, {"generator/accuracy": curve[steps // 6]}, "generator/accuracy",
                                         index + 1, trained)
                 if is_over(best, patience):

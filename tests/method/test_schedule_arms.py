@@ -8,8 +8,8 @@ from tango_jax.rl.schedule import (
     evaluations_before,
     generator_steps_after,
     is_evaluation_due,
-    trained_since_evaluation,
     turn_at,
+    turns_since_evaluation,
 )
 
 
@@ -50,7 +50,8 @@ def test_turns_of_each_arm(arm, turns, steps_after, evaluated):
 
 def test_roles_trained_between_evaluations():
     config = make_config("tango")  # WW GG VGG VG
-    found = [trained_since_evaluation(config, make_schedule(config), done) for done in (0, 2, 4, 7, 9)]
+    found = [{turn.role for turn in turns_since_evaluation(config, make_schedule(config), done)}
+             for done in (0, 2, 4, 7, 9)]
     assert found == [set(), {"verifier"}, {"generator"}, {"generator", "verifier"}, {"generator", "verifier"}]
 
 
