@@ -50,7 +50,7 @@ LEAST_QUESTIONS = 2  # one to imitate, and one for the held-out loss
 HELDOUT_SHARE = 10  # one kept row in ten is held out
 CLOSING_TAG = {"generator": "answer", "verifier": "final_verification"}
 ROUNDS = "rounds.json"
-UNTRAINED_VERIFIER = "the verifier starts untrained, and turns with the format reward may teach it"
+NO_STAGE_ONE = "the verifier has no stage 1, and turns with the format reward may teach it"
 TOLD = {"generator": "", "verifier": ", which also say the grade of each solution and its damaged step,"}
 HELP = "a larger model, easier problems or a file of tagged examples (task.examples) helps"
 
@@ -127,7 +127,7 @@ def learn(pupil: Pupil, console: Console, save_untrained_fn: Callable[[], None],
         kind, helps = ("right", "harder problems help") if True in kinds else ("wrong", HELP)
         console.log(f"warning: {seen}, and to learn from its own judgements it needs right and wrong solutions: of "
                     f"{numbers.samples} samples of the generator to each problem, all that are well formed and fit the "
-                    f"verifier's prompt are {kind}: {UNTRAINED_VERIFIER}; {helps}")
+                    f"verifier's prompt are {kind}: {NO_STAGE_ONE}; {helps}")
         _write_rounds(pupil, [{"round": 0, "plain_share": share}], 0)
         save_untrained_fn()
         return
@@ -252,7 +252,7 @@ def _taught(home: Path) -> list[TaggedRow]:
 
 
 def _too_few(pupil: Pupil, sampled: list[list[Sampled]], said: str) -> str:
-    """The line on a verifier that starts untrained. Raises ValueError: it is the generator."""
+    """The line on a verifier that has no stage 1. Raises ValueError: it is the generator."""
     if pupil.role == "generator":
         right = sum(one.is_right for own in sampled for one in own)
         raise ValueError(f"task.stage_one=self: {said}; {right} have a right answer: too few to imitate; {HELP}")
@@ -262,7 +262,7 @@ def _too_few(pupil: Pupil, sampled: list[list[Sampled]], said: str) -> str:
     counts = " and ".join(f"{sum(found[is_right])} of {len(found[is_right])} judgements of {name} solutions"
                           for is_right, name in ((True, "right"), (False, "wrong")))
     return (f"warning: {said}: {counts} are well formed and agree with what is known, and as many of each are "
-            f"imitated, of {LEAST_QUESTIONS} problems at least: {UNTRAINED_VERIFIER}; {HELP}")
+            f"imitated, of {LEAST_QUESTIONS} problems at least: {NO_STAGE_ONE}; {HELP}")
 
 
 def _remove_weights(pupil: Pupil, rounds: Iterable[int]) -> None:

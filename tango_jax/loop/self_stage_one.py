@@ -13,7 +13,7 @@ with the grade, as many of right as of wrong solutions. Into a part of the right
 judgement of such a solution is kept if it finds that step. With worked examples, and only there, the prompt always says
 what is known (STaR's rationalisation, its section 3.3; tasks/worked_examples.py), and not only after a sampling without
 it: one rule, and what is kept does not depend on how much was kept. Where all the same nothing of the verifier's can be
-kept (or all solutions are right, or all wrong), it starts untrained and a line says so: turns reward the format and may
+kept (or all solutions are right, or all wrong), it has no stage 1 and a line says so: turns reward the format and may
 teach it. Without solutions of the generator's nothing can be learned, so there the run ends.
 
 The rounds end when GATE of LOOKED_AT plain samples are well formed, when no more are kept than in the round before, or

@@ -85,12 +85,12 @@ def claims_of(
 
 
 def choose_claims(claims: Sequence[Claim], count: int) -> list[Claim]:
-    """The first: half wrong, a quarter right, a quarter right with a damaged step, as far as there are some, in
-    turns."""
+    """The first: half wrong, a quarter right, a quarter right with a damaged step, as far as there are some, in turns.
+    Of a count of 1, one wrong and one right."""
     kinds: dict[str, list[Claim]] = {"wrong": [], "right": [], "damaged": []}
     for claim in claims:
         kinds[_kind(claim)].append(claim)
-    wrong, right = kinds["wrong"][: count // 2], kinds["right"][: count - count // 2 - count // 4]
+    wrong, right = kinds["wrong"][: max(1, count // 2)], kinds["right"][: count - count // 2 - count // 4]
     return _in_turns(wrong, _in_turns(right, kinds["damaged"][: count // 4]))
 
 

@@ -64,10 +64,9 @@ def own_samples(workdir: Path) -> list[str]:
             f"to the closing tag and {row['kept_share']:.0%} kept"
             + (f"; after it, {row['plain_share']:.0%} of the whole plain ones" if "plain_share" in row else "")
             for row in rounds)
-        start = f"starts from round {stored['result']}" if stored["result"] else "starts untrained"
-        result = f"; it {start}" if rounds else "; it has no stage 1"
-        lines.append(f"stage 1 of the {path.parent.name} by its own samples: untrained, {first['plain_share']:.0%} of "
-                     f"its responses to the plain prompt were well formed{told}{result}")
+        result = f"it starts from round {stored['result']}" if stored["result"] else "it has no stage 1"
+        lines.append(f"stage 1 of the {path.parent.name} by its own samples: before it, {first['plain_share']:.0%} of "
+                     f"its responses to the plain prompt were well formed{told}; {result}")
     return lines
 
 

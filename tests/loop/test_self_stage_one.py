@@ -147,7 +147,7 @@ def test_rounds_sample_keep_and_imitate_until_the_gate(config, policies, taught,
         assert script.seen[role][-1] == tree_fingerprint(weights[role])
     told = own_samples(tmp_path)  # in the report
     assert [line.split()[4] for line in told] == list(ROLES) and told[0].endswith("it starts from round 2")
-    assert "untrained, 0% of its responses to the plain prompt were well formed; round 1: 40 samples" in told[0]
+    assert "before it, 0% of its responses to the plain prompt were well formed; round 1: 40 samples" in told[0]
     # Another run finds the result, and samples nothing.
     calls = len(script.calls)
     again = stage_one(config, tmp_path, script, monkeypatch, policies=policies)
@@ -307,18 +307,18 @@ def test_where_even_worked_examples_give_nothing_one_line_says_what_helps(
     (Script(SHARES, right=1), "of 4 samples of the generator to each problem, all that are well formed and fit "
      "the verifier's prompt are right", 1),
 ])
-def test_a_verifier_with_nothing_to_imitate_starts_untrained_and_the_run_goes_on(
+def test_a_verifier_with_nothing_to_imitate_has_no_stage_one_and_the_run_goes_on(
     config, policies, tmp_path, monkeypatch, capsys, script, message, rounds
 ):
     weights = stage_one(config, tmp_path, script, monkeypatch, Console(interval_s=0), policies)
-    said = [line for line in capsys.readouterr().out.splitlines() if "the verifier starts untrained" in line]
+    said = [line for line in capsys.readouterr().out.splitlines() if "the verifier has no stage 1" in line]
     assert len(said) == 1 and message in said[0] and " help" in said[0]
     assert tree_fingerprint(weights["verifier"]) == tree_fingerprint(policies["verifier"].load_params())
     meta = peek_meta(tmp_path / "sft/verifier/checkpoints")
     assert meta.step == 0 and meta.meta[UNTRAINED]
     result, found = rounds_of(tmp_path, "verifier")
     assert result == 0 and len(found) == rounds
-    assert own_samples(tmp_path)[1].endswith("it starts untrained" if rounds > 1 else "it has no stage 1")
+    assert own_samples(tmp_path)[1].endswith("; it has no stage 1")
     calls = len(script.calls)  # another run finds this
     again = stage_one(config, tmp_path, script, monkeypatch, policies=policies)
     assert len(script.calls) == calls and tree_fingerprint(again["verifier"]) == tree_fingerprint(weights["verifier"])

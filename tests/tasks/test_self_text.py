@@ -94,6 +94,9 @@ def test_claims_are_half_wrong_and_a_quarter_damaged_and_of_different_problems_f
     assert claims == choose_claims(claims_of(PROBLEMS, texts, 2, seed=0), 8)
     only_right = claims_of(PROBLEMS, [own[:1] for own in texts], 2, seed=0)
     assert all(claim.is_right for claim in choose_claims(only_right, 8))
+    # Of one problem, solutions of both kinds as well, and of the one kind that there is.
+    for own, kinds in ((texts[0], [False, True]), (texts[0][1:], [False])):
+        assert [claim.is_right for claim in choose_claims(claims_of(PROBLEMS[:1], [own], 2, seed=0), 1)] == kinds
 
 
 def verification(*steps: bool, verdict: bool) -> str:
