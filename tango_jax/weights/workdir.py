@@ -246,9 +246,12 @@ def best_step(workdir: Path) -> int:
 
 def what_chose(workdir: Path, config: ConfigDict, role: str, is_best: bool = False) -> str:
     """The metric that chose a role's weights in a run's newest or best checkpoint, and its problems; empty: none did,
-    or the arm does not train the role."""
+    or it could not compare the role's weights."""
     kept, task, how = config.checkpoint, config.task, "checkpoint.keep_best"
-    if role not in _stored_arm(workdir).get("turns", ROLES) and not has_one_policy(workdir):
+    arm = _stored_arm(workdir)
+    # A verifier without interleaved turns stays as its warm-up left it: only its own metrics compare its weights.
+    is_compared = role == "generator" or arm.get("is_interleaved", True) or kept.keep_best.startswith("verifier/")
+    if not (role in arm.get("turns", ROLES) and is_compared) and not has_one_policy(workdir):
         return ""
     if not is_best:
         # What ended the training also says which checkpoint is the newest.

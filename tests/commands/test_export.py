@@ -489,6 +489,9 @@ def test_an_export_says_what_chose_its_weights(is_best, patience, best, said, fo
     ("tango", "verifier/pool/step_f1", "verifier/pool/step_f1 on the fixed pool of the problems set aside from "
      "gsm8k.jsonl (checkpoint.keep_best)"),
     ("grpo", "generator/accuracy", ""),  # which does not train the verifier
+    ("fixed_verifier_warm", "generator/accuracy", ""),  # the same verifier after every generator turn
+    ("fixed_verifier_warm", "verifier/pool/outcome_f1", "verifier/pool/outcome_f1 on the fixed pool of the problems "
+     "set aside from gsm8k.jsonl (checkpoint.keep_best)"),
     ("self_verify", "generator/accuracy", "generator/accuracy on test.jsonl (checkpoint.keep_best)"),
 ])
 def test_a_verifiers_export_says_what_chose_it(arm, metric, said, folder, tmp_path):
