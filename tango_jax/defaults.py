@@ -156,7 +156,8 @@ GROUPS: Group = {
     "eval": {
         "every": Key(10, COUNT, "Generator steps between evaluations.", Change.ROUNDING),
         "problems": Key(200, COUNT, "Held-out problems for the generator's own prompt, decoded greedily."),
-        "pool": Key(200, COUNT, "Fixed solutions for the verifier's own prompt, judged greedily."),
+        "pool": Key(200, COUNT, "Fixed solutions for the verifier's own prompt, judged greedily; at most one of each "
+                    "example that task.stage_one=gsm8k holds out."),
     },
     "checkpoint": {
         "every": Key(10, COUNT, "Turns between checkpoints.", Change.ROUNDING),

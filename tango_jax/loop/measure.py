@@ -28,15 +28,22 @@ class Measured(NamedTuple):
     second_tries: dict[int, Solution]  # by the place of the solution, of an arm that has them
 
 
-def fixed_pool(task: Task, size: int) -> list[Solution]:
-    """Equal in every run of a task; may be empty."""
+def _pool_texts(task: Task, size: int) -> list[tuple[Problem, str]]:
+    """Each once: a task may have fewer than `size`."""
     if task.pool_solution is None:
         return []
-    chosen = [task.pool_solution(index) for index in range(size)]
+    return [task.pool_solution(index) for index in range(size if task.num_pool is None else min(size, task.num_pool))]
+
+
+def fixed_pool(task: Task, size: int) -> list[Solution]:
+    """Equal in every run of a task; may be empty."""
+    chosen = _pool_texts(task, size)
+    if not chosen:
+        return []
     report = grade_solutions(task, [problem for problem, _ in chosen], [text for _, text in chosen])
     if failed := sum(getattr(report, name) for name in FAILURES):
         log.warning("%d of the %d solutions of the fixed pool count as wrong, because the grader could not judge them",
-                    failed, size)
+                    failed, len(chosen))
     return [
         make_solution(task, problem, text, [], is_correct)
         for (problem, text), is_correct in zip(chosen, report.correct, strict=True)
@@ -53,8 +60,7 @@ def measured_names(config: ConfigDict, task: Task, method: Method) -> list[str]:
     known; scores that need solutions with and without a wrong step are left out."""
     live = [make_solution(task, problem, "", [], True) for problem in evaluated_problems(config, task)]
     judged = {"live": live}
-    if task.pool_solution:
-        chosen = map(task.pool_solution, range(config.eval.pool))
+    if chosen := _pool_texts(task, config.eval.pool):
         judged["pool"] = [make_solution(task, problem, text, [], True) for problem, text in chosen]
     names = [f"generator/{name}" for name in generator_scores(live, [False]) if "/" not in name]
     for kind, solutions in judged.items():
@@ -73,6 +79,7 @@ def evaluate_roles(context: RunContext, states: States, pool: list[Solution]) ->
     metrics = _generator_metrics(solved)
     if pool:
         metrics |= _verifier_metrics(respond(context, states, "verifier", pool, 1, key_data, is_greedy=True), "pool")
+        metrics["verifier/pool/solutions"] = len(pool)
     metrics |= _verifier_metrics(judged, "live")
     tried_metrics, second_tries = _try_again(context, states, judged, key_data)
     return Measured(metrics | tried_metrics, solved.records, judged.records, second_tries)

@@ -28,6 +28,7 @@ class _StageOne(NamedTuple):
     note: str
     heldout: frozenset[str] = frozenset()  # `question_key` of the problems used for measurements
     pool_solution: Callable | None = None
+    num_pool: int | None = None
     gold_steps: Callable | None = None
     fingerprint: str = ""
 
@@ -89,6 +90,7 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Seq
         test_problem=make_problem_order(test, task.data_seed),
         num_test=len(test),
         pool_solution=stage_one.pool_solution,
+        num_pool=stage_one.num_pool,
         gold_steps=stage_one.gold_steps,
         sft_example=stage_one.sft_example,
         sft_roles=stage_one.roles,
@@ -150,13 +152,15 @@ def _make_stage_one(
             raise ValueError(f"task.stage_one=gsm8k needs worked answers with #### n, but the rows of {task.train} "
                              f"have the format {row_format}: give a file of tagged solutions")
         made = make_gsm8k_examples(rows, task.validation, task.data_seed, task.min_steps, over_fn, excluded)
+        pool = min(config.eval.pool, made.num_heldout)
         return _StageOne(
             made.sft_example,
             ROLES,
-            f"stage 1: {made.num_train} worked answers, {made.num_heldout} held out for loss and pool; "
-            f"{_left_out(made)}",
+            f"stage 1: {made.num_train} worked answers, {made.num_heldout} held out for loss and pool, which "
+            f"has {pool} solutions; {_left_out(made)}",
             made.heldout,
             made.pool_solution,
+            made.num_heldout,
             made.gold_steps,
             fingerprint=_fingerprint_of_rows(rows),
         )

@@ -47,6 +47,7 @@ class Task(NamedTuple):
     is_correct: Callable[[Problem, str], bool] | None = None
     fingerprint: str = ""  # of problems that are read: a run resumes only with the same ones; empty: they are made here
     sft_fingerprint: str = ""  # the same of the text to imitate
+    num_pool: int | None = None  # number of different solutions of `pool_solution`, from index 0; None: unlimited
 
     def stream(self, name: str) -> Callable[[int], Problem] | None:
         """None if the task does not have this stream."""

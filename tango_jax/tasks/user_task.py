@@ -35,9 +35,9 @@ def make_user_task(config: ConfigDict, tokenizers: dict[str, Tokenizer], further
         make_fn.refuse(f"it must return a tango_jax.tasks.task.Task, not {shortened(task)}")
     if task.grade_kind not in KINDS:
         make_fn.refuse(f"grade_kind={shortened(task.grade_kind)} is not one of {', '.join(KINDS)}")
-    if task.num_test is not None and (type(task.num_test) is not int or task.num_test < 1):
-        make_fn.refuse(f"num_test={shortened(task.num_test)} must be a whole number of at least 1, or None for no "
-                       "limit")
+    for name, count in {"num_test": task.num_test, "num_pool": task.num_pool}.items():
+        if count is not None and (type(count) is not int or count < 1):
+            make_fn.refuse(f"{name}={shortened(count)} must be a whole number of at least 1, or None for no limit")
     if task.sft_example and not task.sft_roles:
         task = task._replace(sft_roles=ROLES)
     functions = {name: value for name, value in task._asdict().items() if callable(value)}

@@ -126,7 +126,7 @@ def speed(run: Run) -> list[dict]:
 def headline(run: Run) -> list[list[str]]:
     """First and last value of the main metrics: [name, first, last, what it was measured on]."""
     evaluations, found = [row for row in run.rows if row["phase"] == "eval"], []
-    pool = f"greedy, {run.settings['eval.pool']} fixed solutions"
+    pool = f"greedy, {pool_size(run)} fixed solutions"
     for title, name in SCORES.items():
         values = [row[name] for row in evaluations if row.get(name) is not None]
         if values:
@@ -139,8 +139,16 @@ def headline(run: Run) -> list[list[str]]:
 
 
 def _evaluated(run: Run) -> int:
-    counted = (row["generator/problems"] for row in reversed(run.rows) if row.get("generator/problems"))
-    return int(next(counted, run.settings["eval.problems"]))  # before the first evaluation, the setting
+    return _counted(run, "generator/problems", "eval.problems")
+
+
+def pool_size(run: Run) -> int:
+    return _counted(run, "verifier/pool/solutions", "eval.pool")
+
+
+def _counted(run: Run, name: str, setting: str) -> int:
+    """Where no evaluation has the number, the setting."""
+    return int(next((row[name] for row in reversed(run.rows) if row.get(name)), run.settings[setting]))
 
 
 def warmup_shade(rows: list[dict]) -> dict:

@@ -10,7 +10,7 @@ from tango_jax.tracking.curves import Series, series
 from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.metrics import TURN_PHASES, VERIFIER_TURNS
 from tango_jax.tracking.scores import VERDICTS
-from tango_jax.viewer.charts import TURN, warmup_shade
+from tango_jax.viewer.charts import TURN, pool_size, warmup_shade
 from tango_jax.viewer.panels import FEW, Rates, bars, line, noisy, panel, rated, with_content
 from tango_jax.viewer.runs import Run
 
@@ -84,8 +84,8 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
     steps += rated("wrong steps rejected", recall_by_turn(items, False), VERMILION, "--", "x")
     return with_content(
         [
-            panel("Verifier on the fixed pool", f"Agreement with the known labels on {run.settings['eval.pool']} fixed "
-                  "solutions, greedy.", f1, TURN, score=True, **warmup),
+            panel("Verifier on the fixed pool", f"Agreement with the known labels on {pool_size(run)} fixed solutions, "
+                  "greedy.", f1, TURN, score=True, **warmup),
             panel("Verdicts in training", "A collapsed verifier says CORRECT always or never."
                   f"{_by_label(run)}{_practice(run)}", verdicts, TURN, score=True, **warmup),
             panel("Disagreements with the grader", f"Share of a turn's verifications, in {_whose(items)}.", shares,

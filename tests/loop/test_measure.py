@@ -91,7 +91,7 @@ def test_a_fixed_pool_says_what_the_grader_could_not_judge(monkeypatch, caplog):
     monkeypatch.setattr(measure, "grade_solutions", lambda graded, problems, texts: report)
     task = types.SimpleNamespace(
         pool_solution=lambda index: (Problem("p", "q", "1"), solution().text), grade_kind="math", min_steps=1,
-        gold_steps=None,
+        gold_steps=None, num_pool=None,
     )
     with caplog.at_level(logging.WARNING):
         pool = measure.fixed_pool(task, 2)

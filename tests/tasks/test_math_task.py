@@ -19,6 +19,7 @@ from support.tiny_checkpoints import MODEL, write_tiny_folder, write_tiny_gguf
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES
 from tango_jax.grading import parse_solution, parse_verification
+from tango_jax.loop.measure import fixed_pool
 from tango_jax.loop.run import run_or_resume
 from tango_jax.loop.turn import run_turn
 from tango_jax.runtime.checkpoint import read_state
@@ -62,6 +63,9 @@ def test_what_is_measured_on_is_not_trained_on(tokenizer):
     pool = {task.pool_solution(index)[0].id.split("/pool/")[0] for index in range(10)}
     assert (len(trained), len(imitated), len(heldout)) == (6, 6, 2)
     assert pool == heldout and not (trained | imitated) & heldout
+    # Each held-out example is judged once, whatever eval.pool is.
+    assert [len(fixed_pool(task, size)) for size in (1, 2, 200)] == [1, 2, 2]
+    assert "2 held out for loss and pool, which has 2 solutions; " in task.notes[-1]
     n = task.num_test
     assert 0 < n <= 7 and len({task.test_problem(index).id for index in range(n)}) == n
     assert (task.grade_kind, task.min_steps, task.sft_roles) == ("math", 3, ("generator", "verifier"))

@@ -80,6 +80,8 @@ MISTAKES = {
                      "line 5: grade_kind='maths' is not one of math, string, python, choice, text"),
     "no test problems": ("def f(config): return Task('own', 'math', 1, problem, problem, 0)",
                          "line 5: num_test=0 must be a whole number of at least 1, or None for no limit"),
+    "no pool": ("def f(config): return Task('own', 'math', 1, problem, problem, num_pool=2.5)",
+                "line 5: num_pool=2.5 must be a whole number of at least 1, or None for no limit"),
     "too few problems": ("problems = [problem(0)]\ndef f(config): return Task('own', 'math', 1, lambda index:\n"
                          "    problems[index], problem)",
                          "line 7: IndexError: list index out of range (in train_problem(1))"),

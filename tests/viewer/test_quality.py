@@ -6,7 +6,7 @@ import pytest
 
 from tango_jax.config import default_config, flatten
 from tango_jax.tracking.intervals import wilson
-from tango_jax.viewer import quality
+from tango_jax.viewer import charts, quality
 from tango_jax.viewer.panels import panel, rated
 from tango_jax.viewer.quality import Judged
 from tango_jax.viewer.runs import Run
@@ -50,6 +50,13 @@ def test_judgements_that_are_read_are_not_called_sampled():
 
 MADE = items((1, "CORRECT", (T,), (T,)), (1, "CORRECT", (T,), (F,)), (2, "INVALID", (N,), (F,)),
              (9, "INCORRECT", (F,), (T,)))
+
+
+@pytest.mark.parametrize("told, size", [({"verifier/pool/solutions": 30}, 30), ({}, 200)])
+def test_a_fixed_pool_is_as_large_as_the_evaluations_say(told, size):
+    run = RUN._replace(rows=[{"phase": "eval", "step": 0, "verifier/pool/step_f1": 0.5} | told])
+    assert f"on {size} fixed solutions" in quality.panels(run, [])[0]["caption"]
+    assert charts.headline(run)[0][3] == f"greedy, {size} fixed solutions"
 
 
 def test_a_fixed_pool_is_named_only_where_there_is_one():
