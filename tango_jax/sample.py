@@ -138,7 +138,7 @@ def answer(
             verification = sample_one(verifier, prompt, args, "verify")
         else:
             [read] = read_solutions(verifier, [prompt], [solution_of(problem, text, len(steps))])
-            verification = Response(read.text, 0, False)
+            verification = Response(read.text, verifier.sampler.config.cache_buckets[-1], read.is_truncated)
     judged = parse_verification(verification.text, len(steps), solution.format_score, verifier.stops)
     console.print(Text("Judgement" + (" (of the solution's first part)" if is_shortened else ""), style="bold"))
     warn_if_cut_off("verification", verification, console)

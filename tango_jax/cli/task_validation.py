@@ -6,6 +6,7 @@ from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import BENCHMARKS, detected_format, load_problems
 from tango_jax.data.rows import HUB_PREFIX, check_hub_id
 from tango_jax.method.load import Method
+from tango_jax.method.own_arm import arm_or_none
 from tango_jax.rl.packing import sft_pack_shape
 from tango_jax.runtime.checks import Mistakes
 from tango_jax.runtime.user_code import is_user_code
@@ -15,6 +16,8 @@ from tango_jax.tasks.sizes import SPLITS, describe_sizes, size_ranges
 from tango_jax.tasks.tagged_examples import read_stage_one
 from tango_jax.tasks.user_task import load_user_task
 from tango_jax.tasks.worked_examples import read_examples
+from tango_jax.text.mark_rows import blank_marks
+from tango_jax.text.tokenizer import load_sentencepiece
 
 FILE_KEYS = ("train", "test", "stage_one", "examples")  # of task; for problems from files
 LENGTHS = tuple(f"{role}.{name}" for role in ROLES for name in ("max_", "pack_length", "sft.pack_length"))
@@ -163,12 +166,15 @@ def _check_sizes(config: ConfigDict, mistakes: Mistakes, method: Method | None) 
 
 def _check_lengths(config: ConfigDict, mistakes: Mistakes) -> None:
     """For each limit, name the first split with problems longer than it."""
-    task = config.task
+    task, arm = config.task, arm_or_none(config)
     sizes = SYNTHETIC[task.name].SIZES
     too_short: set[str] = set()  # limits
     for split in SPLITS:
-        highest = (high for _, high in size_ranges(task, split, sizes))
+        highest = [high for _, high in size_ranges(task, split, sizes)]
         longest_texts = SYNTHETIC[task.name].longest_texts(*highest)
+        if arm is not None and arm.is_scored:  # marks without remarks, of a step for each word or swap
+            tokenizer = load_sentencepiece(SYNTHETIC[task.name].tokenizer_model(task))
+            longest_texts["verifier response"] = len(blank_marks(tokenizer, highest[0]))
         for what, tokens in longest_texts.items():
             role, kind = what.split()
             limit = f"{role}.max_{kind}"

@@ -77,6 +77,7 @@ class Reading(NamedTuple):
     text: str  # a verification with its marks
     p_verdict: float | None  # P(CORRECT); None: there is no step
     num_tokens: int  # of the pass, with the prompt; 0: there is none
+    is_truncated: bool = False  # the marks are longer than a response may be, and none is read
 
 
 def judge_rows(
@@ -224,9 +225,10 @@ def read_solutions(
     limit = sampler.sampler.config.cache_buckets[-1]
     marks = [blank_marks(sampler.tokenizer, len(one.steps)) for one in solutions]
     # Without steps there is a text, without a verdict.
-    texts = ["" if len(tokens) > limit else marks_alone([]).partition("<final_verification>")[0] for tokens in marks]
-    readings = [Reading(text, None, 0) for text in texts]
-    read = [c for c, tokens in enumerate(marks) if solutions[c].steps and len(tokens) <= limit]
+    without_steps = marks_alone([]).partition("<final_verification>")[0]
+    are_cut = [len(tokens) > limit for tokens in marks]
+    readings = [Reading("" if is_cut else without_steps, None, 0, is_cut) for is_cut in are_cut]
+    read = [c for c, is_cut in enumerate(are_cut) if solutions[c].steps and not is_cut]
     found = mark_probabilities(
         sampler.tokenizer, make_logits_fn(sampler), [prompts[c] for c in read], [marks[c] for c in read])
     for c, (p_steps, _) in zip(read, found, strict=True):

@@ -202,12 +202,13 @@ def _claim_prompt(sampler: CheckpointSampler, claim: Claim) -> tuple[list[int], 
 def _judged_row(
     claim: Claim, vote: int, prompt: tuple | None, stops: bool, written: Written | None, reading: Reading | None
 ) -> JudgedRow:
-    solution, text = claim.solution, written.text if written else reading.text if reading else ""
+    solution, source = claim.solution, written or reading
+    text = source.text if source else ""
     parsed = parse_verification(text, len(solution.steps), solution.format_score, stops)
     return JudgedRow(
         number=claim.number, sample=claim.sample, vote=vote, claim=digest(solution.problem.question, solution.text),
         text=text, verdict=parsed.verdict, judgements=parsed.judgements, is_aligned=parsed.aligned,
-        format_score=float(parsed.format_score), is_truncated=bool(written) and written.is_truncated,
+        format_score=float(parsed.format_score), is_truncated=source is not None and source.is_truncated,
         num_tokens=written.num_tokens if written else 0, is_shortened=prompt is not None and prompt[1],
         is_too_long=prompt is None, num_prompt=len(prompt[0]) if written else 0,
         num_scored=reading.num_tokens if reading else 0, p_verdict=written.p_verdict if written else None,

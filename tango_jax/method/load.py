@@ -235,6 +235,11 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Met
         f"one (rl.samples_per_prompt={rl.samples_per_prompt}): raise it to 2 or more, or set "
         f"{role}.loss.algorithm=reinforce_pp, which compares all responses of a batch",
     )
+    mistakes.require(
+        not trained.is_scored or trained.samples == 1, f"{shown} has is_scored=True, and the {role}'s turn trains on "
+        f"{trained.samples} draws from each text, which is read once: return scored.on_one_text(t, lesson) from the "
+        "turn, as scored.judge_drawn does (tango_jax/method/scored.py), or set is_scored=False",
+    )
     for sampler in {call.prompt.role for call in rehearsal.calls.values() if call.samples == rl.samples_per_prompt
                     and not call.prompt.is_scored and not score_head_of(config[call.prompt.role].checkpoint)}:
         check_rows(config, sampler, "rl.samples_per_prompt", rl.samples_per_prompt, mistakes)

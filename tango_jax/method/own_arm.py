@@ -75,6 +75,8 @@ def check_fixed(config: ConfigDict, score_heads: Mapping[str, str]) -> None:
         return
     said = f"verifier.checkpoint={own.checkpoint} {ONLY_JUDGES}"
     require("verifier" not in arm.turns and not shares_policy(config), f"{said}; arm={config.arm} trains the verifier")
+    require(not arm.is_scored, f"{said}; is_scored=True of arm={config.arm} is for a verifier that has learned to "
+            "write marks: leave it out")
     without_use = {"sft.steps": own.sft.steps, "init_from": own.init_from, "adapter": own.adapter,
                    "model.lora.rank": own.model.lora.rank, "stop_at_first_error": own.stop_at_first_error}
     given = ", ".join(f"verifier.{name}={value}" for name, value in without_use.items() if value)

@@ -18,6 +18,10 @@ from tango_jax.runtime.failures import typed_command
 # Prefixes of the metrics of verdicts, and how a message names them.
 VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns",
             "verifier/judged_": "on the solutions that it judges in the generator's turns"}
+# Of a verifier that is read: its judgements always have the right form.
+NOT_READ = ("nothing is read of a solution without steps: raise rl.format_weight; if marks are cut off (see "
+            "verifier/truncation_rate), raise verifier.max_response; if solutions are (see verifier/shortened_rate), "
+            "raise verifier.max_prompt")
 # The grader's failures: grader/errors of the generator's own prompt, and grader/KIND_errors.
 GRADED = re.compile("grader/(.*?)_?errors")
 
@@ -86,6 +90,11 @@ def prompts_of(role: str, rows: Iterable[dict]) -> list[str]:
     return [name for name in names if (name in solved) == (role == "generator")]
 
 
+def is_read(rows: Sequence[dict], name: str, count: int) -> bool:
+    """Whether these responses are read in one pass and not written: a verifier's marks, or a reward model's scores."""
+    return any(row.get(f"{name}/tokens_scored") for row in rows[-count:])
+
+
 def _truncation(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     recent = [row for turn in ROLES for row in recent_turns(rows, turn, limits.window)]
     means = [(*found, name) for name in prompts_of(role, recent) for turn in ROLES
@@ -97,6 +106,7 @@ def _truncation(role: str, rows: Sequence[dict], limits: Limits, ease: float) ->
         f"{mean:.1%} of the {role}'s responses{'' if name == role else f' to the prompt {name}'} ended at the length "
         "limit",
         f"{limits.truncation}",
+        f"these marks are too long to be read: raise {role}.max_response" if is_read(rows, name, limits.window) else
         "read a few: if they never end, the stop token or stage 1 is at fault; if they are sound, raise "
         f"{role}.max_response, or mask them out of the loss with {role}.loss.mask_overlong",
     )
@@ -183,9 +193,11 @@ def _one_verdict(rows: Sequence[dict], limits: Limits, ease: float) -> Finding |
         # If nearly all solutions belong to one class, one verdict is right, and the balanced accuracy is high.
         if rates[verdict] <= limits.verdict_rate * ease or accuracy >= limits.verdict_accuracy / ease:
             continue
-        advice = (
+        malformed = NOT_READ if is_read(rows, "verifier", limits.window) else (
             "its responses are truncated or malformed: see verifier/truncation_rate and verifier/format, and give the "
-            "verifier's stage 1 more steps"
+            "verifier's stage 1 more steps")
+        advice = (
+            malformed
             if verdict == "INVALID"
             else "it cannot tell solutions apart: give the verifier's stage 1 more steps or use a stronger checkpoint; "
             "if it is trained, lower verifier.optimizer.lr, and check in verifier/solutions_correct that both classes "
@@ -226,6 +238,7 @@ def _misaligned(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | 
         f"{mean:.1%} of the verifications in the generator's turns have more or fewer judgements than the solution has "
         "steps, and the solution gets no step rewards",
         f"{limits.misaligned}",
+        NOT_READ if is_read(rows, "verifier", limits.window) else
         "read a few: a generator that joins its steps, or writes none, escapes the verifier; raise rl.format_weight. "
         "If the steps are sound, give the verifier's stage 1 more steps, or rl.warmup_steps with rl.gamma above 0",
     )
@@ -305,11 +318,12 @@ def _padding(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Fi
     mean = recent_mean(rows, f"{role}/useful_share", limits.window, least=limits.window)
     if mean is None or mean >= limits.useful_share / ease or is_over(rows, role, limits.window):
         return None
+    own_rows = "" if is_read(rows, role, limits.window) else (
+        f", or set {role}.prompts_per_micro_batch=0, so that rows hold several prompts")
     return (
         f"{1 - mean:.0%} of the tokens that the {role}'s updates compute are padding",
         f"{limits.useful_share} of useful tokens",
-        f"raise {role}.pack_length, so that more responses fit a row, or set {role}.prompts_per_micro_batch=0, so that "
-        "rows hold several prompts; tango_jax.plan compares the times",
+        f"raise {role}.pack_length, so that more responses fit a row{own_rows}; tango_jax.plan compares the times",
     )
 
 

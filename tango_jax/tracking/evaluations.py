@@ -101,7 +101,10 @@ def evaluations_of(
     digests = (setup_of(config, sources.files), method_of(config, sources.files), _digest(contents) if contents else "",
                *(_start_of(role, config, sources.start) for role in ROLES), sources.weights,
                sources.source, sources.arm_record)
-    has_all_marks = not config.verifier.stop_at_first_error and config.rl.step_reward == "mark"
+    arm = read_arm(json.loads(sources.arm_record)) if sources.arm_record else ARMS.get(config.arm)
+    # A task labels all steps, by +1 and -1, whatever a verifier would do.
+    has_all_marks = (arm is not None and arm.needs_gold_steps
+                     or not config.verifier.stop_at_first_error and config.rl.step_reward == "mark")
     for index, row in enumerate(metrics):
         if row["phase"] in TURN_PHASES:
             tokens, scored = tokens + tokens_sampled(row), scored + tokens_scored(row)

@@ -281,6 +281,9 @@ MISTAKES = [
      rf"verifier\.max_prompt=\d+ cannot hold the longest verifier prompt .*: {LONGEST['verifier prompt']} tokens"),
     (f"verifier.cache_buckets=() verifier.max_response={LONGEST['verifier response'] - 1}",
      rf"max_response=\d+ cannot hold the longest verifier response .*: {LONGEST['verifier response']} tokens"),
+    # Of marks without remarks: 7 tokens a step, 4 of two tags on their lines, 5 of the verdict, and the end.
+    ("arm=scored verifier.cache_buckets=() verifier.max_response=23",
+     r"verifier\.max_response=23 cannot hold the longest verifier response of task\.sft_words=.*: 24 tokens; raise"),
     ("task.test_letters=(2,40)", r"cannot hold .*task\.test_words=\(1, 2\), task\.test_letters=\(2, 40\)"),
     (f"generator.sft.pack_length={SFT_LENGTH - 1}",
      rf"generator\.sft\.pack_length=\d+ cannot hold the longest training sequence of the sft split: {SFT_LENGTH} tok"),
@@ -420,6 +423,7 @@ def test_a_mistaken_setting_is_refused(small, overrides, message):
     "verifier.stop_at_first_error=true verifier.template=math_first_error",
     # It reads marks, in no batch of rows.
     "arm=scored rl.samples_per_prompt=4 verifier.row_buckets=(6,)",
+    "arm=scored verifier.cache_buckets=() verifier.max_response=24",
     "verifier.sft.optimizer.schedule=cosine",
     "verifier.sft.start=generator", "rl.warmup_steps=0", "generator.top_k=5 generator.top_p=0.9", "rollouts.every=0",
 ])

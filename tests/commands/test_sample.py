@@ -1,6 +1,7 @@
 """`python -m tango_jax.sample`: any checkpoint answers, another or the same one judges, mistakes end in one line."""
 
 import argparse
+import dataclasses
 import io
 
 import pytest
@@ -12,6 +13,7 @@ from support.reward_models import write_trl_folder
 from support.tiny_checkpoints import save_run, write_tiny_folder, write_tiny_gguf
 from tango_jax import sample
 from tango_jax.cli.command_line import load_config
+from tango_jax.evaluation import judging
 from tango_jax.text.character_tokenizer import printable_model
 from tango_jax.text.tokenizer import load_sentencepiece
 
@@ -59,8 +61,10 @@ def test_what_takes_a_while_is_said_on_standard_error(folder, capsys):
     ]
 
 
-def shown(solution, verification, question="What is 3 + 4?", tokenizers=None, stops=False, **console) -> str:
-    """What is printed about a question; a text that is None is cut off, after <think>."""
+def shown(solution, verification, question="What is 3 + 4?", tokenizers=None, stops=False, read_limit=0,
+          **console) -> str:
+    """What is printed about a question; a text that is None is cut off, after <think>. `read_limit`: the verifier's
+    marks are read, where they have no more tokens."""
     stream, args = io.StringIO(), argparse.Namespace(seed=0, temperature=0.0, top_p=1.0, second_try=False)
     generator, verifier = (
         scripted(tokenizer, lambda number, prompt, is_greedy, text=text: text, template, stops=stops)
@@ -68,6 +72,9 @@ def shown(solution, verification, question="What is 3 + 4?", tokenizers=None, st
             tokenizers or [small_tokenizer()] * 2, (solution, verification), (PROMPT, CLAIM), strict=True
         )
     )
+    if read_limit:
+        verifier.sampler.config.cache_buckets = (read_limit,)
+        verifier = dataclasses.replace(verifier, reads_marks=True)
     sample.answer(question, generator, verifier, args, Console(file=stream, width=100, soft_wrap=True, **console))
     return stream.getvalue()
 
@@ -92,6 +99,12 @@ def test_what_does_not_count_is_said():
     assert "\n3 judgements for 2 steps: no step reward\n" in shown(SOLUTION, one_more)
     one_fewer = VERIFICATION.replace("\\boxed{INCORRECT}</step>", "</step>")
     assert "\nno judgement of step 2: no step reward\n" in shown(SOLUTION, one_fewer)
+
+
+def test_marks_that_do_not_fit_are_cut_off(monkeypatch):
+    monkeypatch.setattr(judging, "make_logits_fn", lambda sampler: None)
+    out = shown(SOLUTION, None, read_limit=16)  # and the marks of one step have more tokens
+    assert "Judgement\nThe verification was cut off after 16 tokens (raise --max_new).\n" in out
 
 
 def test_steps_after_the_first_error_are_not_missed_in_a_verifier_that_stops():

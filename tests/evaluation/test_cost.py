@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from tango_jax.evaluation.judging import JudgeSettings, judge_rows, open_verifie
 from tango_jax.evaluation.shards import JudgedRow, SolvedRow
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings
+from tango_jax.text.mark_rows import blank_marks
 from tango_jax.text.marks import find_deciding_tokens
 
 pytestmark = pytest.mark.usefixtures("closed_pool")
@@ -216,6 +218,19 @@ def test_a_verifier_that_is_read_alone_samples_nothing(tokenizer, two_problems, 
     assert costs["vote_by_scored", 4].tokens == costs["majority", 4].tokens
     values = {(metric.name, metric.k): metric.estimate.value for metric in found}
     assert values["vote_by_scored", 2] == pytest.approx(7 / 12) and ("verification_tokens", 0) not in values
+
+
+@pytest.mark.parametrize("room, notes", [(0, ()), (-1, ("7 of 8 verifications were cut off at the length limit",))])
+def test_marks_that_do_not_fit_are_cut_off(tokenizer, two_problems, tmp_path, monkeypatch, room, notes):
+    """Of all but the solution that has no step."""
+    generator, verifier = scripted_pair(tokenizer)
+    limit = len(blank_marks(tokenizer, 3)) + room
+    inner = SimpleNamespace(**vars(verifier.sampler) | {"config": SimpleNamespace(cache_buckets=(limit,))})
+    settings = settings_of(tmp_path / "out", "--samples=4", "--skip_greedy", "--verifier=a/b", sets=two_problems)
+    verifier = dataclasses.replace(verifier, reads_marks=True, sampler=inner)
+    result = evaluate(monkeypatch, settings, generator, verifier)["gsm8k"]
+    assert result.notes == notes
+    assert figures(result)["verifier_rate_invalid", 0] == (1.0 if notes else 1 / 8)
 
 
 @pytest.mark.parametrize("write", [write_tiny_folder, write_trl_folder])

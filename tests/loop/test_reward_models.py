@@ -25,6 +25,7 @@ from tango_jax.records import Problem
 from tango_jax.runtime import hosts
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.timers import PhaseTimer
+from tango_jax.runtime.user_code import given
 from tango_jax.sampling.checkpoint_sampler import CheckpointSamplerSettings, open_checkpoint_sampler
 from tango_jax.tasks.registry import make_task
 from tango_jax.text.prompts import SECOND_JUDGEMENT, solution_of, verification_of
@@ -175,6 +176,16 @@ def test_only_a_fixed_verifier_is_a_reward_model(folder, overrides, message):
         check_fixed(config_of(folder, *overrides), {"generator": "", "verifier": "linear"})
     with pytest.raises(ValueError, match="is a process reward model, which judges steps and writes no text"):
         validate(config_of(folder, *overrides))
+
+
+def test_a_reward_model_has_no_marks_to_read(folder):
+    read = dataclasses.replace(ARMS["fixed_verifier"], is_scored=True, label="mine")
+    with given({"arm": read}) as named:
+        with pytest.raises(ValueError, match=r"is a process reward model, .*; is_scored=True of arm=\S+ is for a "
+                           "verifier that has learned to write marks: leave it out$"):
+            check_fixed(config_of(folder, f"arm={named['arm']}"), {"generator": "", "verifier": "linear"})
+        with pytest.raises(ValueError, match="is_scored=True of arm="):
+            validate(config_of(folder, f"arm={named['arm']}"))
 
 
 @pytest.mark.parametrize("arm", ["fixed_verifier", "grpo", "gold_steps"])

@@ -13,7 +13,7 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.method import tango, trust
 from tango_jax.method.arms import ARMS, Arm
 from tango_jax.method.load import load_method, own_prompts, stage_one_kind
-from tango_jax.method.scored import judge_drawn, judge_exactly
+from tango_jax.method.scored import judge_drawn, judge_exactly, on_one_text
 from tango_jax.records import Lesson, Memory
 from tango_jax.rl.algorithms import ALGORITHMS
 from tango_jax.rl.losses import clipped_loss_BT
@@ -250,8 +250,22 @@ def test_a_verifier_that_does_not_write_answers_no_other_prompt():
         load_method(tiny("tango", f"arm={named['arm']}"))
 
 
-def test_any_arm_can_have_such_a_verifier():
-    """A fixed verifier that is read, for one."""
+@pytest.mark.parametrize("arm", ["tango", "self_verify", "no_labels", "second_try"])
+def test_draws_from_one_text_are_trained_on_as_one(arm):
+    written = dataclasses.replace(ARMS[arm], is_scored=True, label="mine")
+    judge = written.turns["verifier"]
+    once = dataclasses.replace(written, turns=written.turns | {"verifier": lambda t: on_one_text(t, judge(t))})
+    with given({"arm": written}) as named, pytest.raises(ValueError) as caught:
+        load_method(tiny("tango", f"arm={named['arm']}"))
+    assert ("has is_scored=True, and the verifier's turn trains on 2 draws from each text, which is read once: return "
+            "scored.on_one_text(t, lesson) from the turn") in str(caught.value)
+    assert "\n" not in str(caught.value).strip()
+    with given({"arm": once}) as named:
+        trained = load_method(tiny("tango", f"arm={named['arm']}")).rehearsals["verifier"].learner
+    assert trained.samples == 1 and trained.is_scored
+
+
+def test_an_arm_with_a_fixed_verifier_can_have_one_that_does_not_write():
     fixed: Arm = dataclasses.replace(ARMS["fixed_verifier"], is_scored=True, label="mine")
     assert own_prompts(fixed)["verifier"] is SCORED
     with given({"arm": fixed}) as named:

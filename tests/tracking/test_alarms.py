@@ -155,6 +155,20 @@ def test_messages_name_limits_and_keys_that_exist():
             assert key in keys
 
 
+@pytest.mark.parametrize("wrong, written, read", [
+    ({"verifier/truncation_rate": 0.11}, "verifier.loss.mask_overlong", "raise verifier.max_response"),
+    ({"verifier/live_rate_misaligned": 0.61}, "the verifier's stage 1", "raise verifier.max_response"),
+    ({"verifier/rate_correct": 0.01, "verifier/rate_invalid": 0.98, "verifier/outcome_balanced_accuracy": 0.5},
+     "the verifier's stage 1", "raise verifier.max_response"),
+    ({"verifier/useful_share": 0.39}, "verifier.prompts_per_micro_batch=0", "raise verifier.pack_length"),
+])
+def test_a_verifier_that_does_not_write_gets_advice_of_its_own(wrong, written, read):
+    [of_a_writer] = alarms.check(run_of(wrong))
+    [of_a_reader] = alarms.check(run_of(wrong | {"verifier/tokens_scored": 300}))
+    assert of_a_writer.seen == of_a_reader.seen and written in of_a_writer.advice
+    assert read in of_a_reader.advice and written not in of_a_reader.advice
+
+
 @pytest.mark.parametrize("prefix, place", [("live_", "in the generator's turns"),
                                            ("judged_", "on the solutions that it judges in the generator's turns")])
 def test_verdicts_are_judged_where_they_are_given(prefix, place):

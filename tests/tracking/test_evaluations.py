@@ -1,9 +1,12 @@
 """The table of an experiment: what its rows are made of, and what becomes of them on disk."""
 
+import json
+
 import pytest
 
 from support.ablation_cases import evaluation, run_rows
 from tango_jax.config import ROLES, default_config, flatten
+from tango_jax.method.own_arm import stored_arm
 from tango_jax.tracking.evaluations import (
     Evaluation,
     Sources,
@@ -73,6 +76,23 @@ def test_a_run_without_verifier_pool_or_generator_turns_has_empty_columns():
     assert (row.sampled_accuracy, row.verifier_live_step_f1, row.alpha, row.verifier_step_f1) == (None,) * 4
     assert (row.problems, row.generator_start) == ("", "") and row.setup and row.method
     assert (row.accuracy, row.sampled_tokens, row.seconds) == (0.5, 0, 0.0)
+
+
+@pytest.mark.parametrize("arm, values, approved", [
+    ("tango", {}, 0.7), ("tango", {"verifier.stop_at_first_error": True}, None),
+    ("tango", {"rl.step_reward": "probability"}, None), ("gold_steps", {"verifier.stop_at_first_error": True}, 0.7),
+    ("gold_steps", {"rl.step_reward": "probability"}, 0.7),
+])
+def test_the_approved_share_is_kept_where_all_steps_have_marks(arm, values, approved):
+    """A verifier's settings say nothing of a task's step labels, also of a copy of the arm."""
+    metrics = [scores(0, 0, 0.1), turn(1, "generator", {}, 1.0, **{"generator/steps_approved": 0.7})]
+    config = default_config()
+    config.update_from_flattened_dict({"arm": arm} | values)
+    [row] = evaluations_of(metrics, config, "")
+    config.arm = "my.py:mine"
+    record = json.dumps(stored_arm(arm) | {"name": "mine"})
+    [copied] = evaluations_of(metrics, config, "", Sources(arm_record=record))
+    assert row.steps_approved == copied.steps_approved == approved
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
