@@ -25,7 +25,7 @@ class Over(NamedTuple):
     """Tokens by which a stage-1 example exceeds each limit; 0 or less: it fits."""
 
     prompt: int = 0  # the prompt with the problem alone, for either role
-    response: int = 0  # the text to imitate
+    response: int = 0  # the text to imitate, alone or in its row after the prompt
     solution: int = 0  # the verifier's prompt with the whole solution
 
 
