@@ -11,10 +11,11 @@ A row has "problem", and "steps" (a list of strings) or else "solution": a text 
 or plain text that --split cuts into steps. JSON lists, parquet files and hub datasets are read as well.
 
 A row of --out has the fields of its row of --file, such as a label, and
-  verifications   one for each of --samples: "judgements" (true, false, or null: no mark) and "p_steps", one for each
-                  step that was judged; "verdict" (CORRECT, INCORRECT or INVALID) and "p_verdict"; "text", empty with
-                  --scored; "is_aligned": there is one judgement for each step; "is_truncated". A verifier that stops
-                  at the first error (--template=math_first_error, or as in the run) has null for the steps after it
+  verifications   one for each of --samples, or a single one where nothing is sampled (--scored, process reward
+                  models): "judgements" (true, false, or null: no mark) and "p_steps", one for each judged step;
+                  "verdict" (CORRECT, INCORRECT or INVALID) and "p_verdict"; "text", empty with --scored; "is_aligned":
+                  there is one judgement for each step; "is_truncated". A verifier that stops at the first error
+                  (--template=math_first_error, or as in the run) has null for the steps after it
   mean            "correct_verdict", the share of all verifications with the verdict CORRECT; "p_verdict", over those
                   that have a verdict; over the aligned ones, for each step, "p_steps" and "correct_steps"
 

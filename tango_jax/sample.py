@@ -166,7 +166,7 @@ def show_judgement(
         if words and words.strip():
             console.print(Text(quoted(words.strip(), encoding, "   "), style="dim"))
     if not solution.steps:
-        console.print(Text("The solution has no <step> blocks: only the answer can be judged.", "yellow"))
+        console.print(Text("The solution has no <step> blocks: no step can be judged.", "yellow"))
     console.print(Text.assemble(("Verdict: ", "bold"), (judged.verdict, VERDICT_STYLES[judged.verdict]),
                                 shown_probability(p_verdict), ("   Answer: ", "bold"),
                                 shown_answer(solution, encoding)))

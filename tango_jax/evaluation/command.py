@@ -190,8 +190,10 @@ def _introduction(
                      "verifier count every vote")
     for role, name in models_of(settings).items():
         if chosen_by := samplers[role].chosen_by:
+            # Training ends by patience after an evaluation that was not better.
+            bias = "low" if "(checkpoint.patience=" in chosen_by else "high"
             lines.append(f"- the weights of the {role}, {markdown_code(name)}, were chosen by "
-                         f"{markdown_code(chosen_by)}: figures of the same problems are probably too high")
+                         f"{markdown_code(chosen_by)}: figures of the same problems are probably too {bias}")
     lines.append("- percent, with 95 % intervals of a bootstrap over problems; this evaluation chose nothing by "
                  "looking at these sets")
     return "\n".join(lines)

@@ -21,6 +21,7 @@ from tango_jax.runtime.checks import meant, require
 from tango_jax.tasks.task import Task
 
 HIGHER_IS_BETTER = re.compile(r".*(accuracy|format|_f1|_f1_correct|_f1_incorrect)")
+OF_ALL_STEPS = re.compile(r"verifier/\w+/step_.*")  # a step without a judgement counts as missed
 
 
 class Best(NamedTuple):
@@ -66,6 +67,11 @@ def check_keep_best(config: ConfigDict, task: Task, method: Method) -> None:
     is_live_fixed = "generator" not in trained and not shares_policy(config)
     names = [one for one in filter(HIGHER_IS_BETTER.fullmatch, measured_names(config, task, method))
              if role_of(one) in trained and (is_live_fixed or not one.startswith("verifier/live/"))]
+    if config.verifier.stop_at_first_error:
+        names = [one for one in names if not OF_ALL_STEPS.fullmatch(one)]
+        require(not OF_ALL_STEPS.fullmatch(name), f"checkpoint.keep_best={name} falls as a verifier with "
+                "verifier.stop_at_first_error=True learns to stop, because steps after its first error count as "
+                f"missed: choose from {', '.join(names)}")
     require(name in names, f"checkpoint.keep_best={name} cannot choose among the checkpoints of this run: it must be "
             "measured in every evaluation, on the same problems or solutions, of a role that the run trains, and "
             f"higher must be better: choose from {', '.join(names)}{meant(name, names)}")

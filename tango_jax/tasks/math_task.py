@@ -33,8 +33,10 @@ class _StageOne(NamedTuple):
     fingerprint: str = ""
 
 
-def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = ()) -> Task:
-    """`further`: the verifier's further prompts.
+def make_math(
+    config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = (), has_remarks: bool = True
+) -> Task:
+    """`further`: the verifier's further prompts; `has_remarks`: see `make_task`.
 
     Raises ValueError: a file cannot be read, too few problems fit, or training and test are graded differently.
     """
@@ -47,7 +49,7 @@ def make_math(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Seq
     test_set = _load_test(task, train_set) if task.test else None
     test_problems = test_set.problems if test_set else ()
     evaluated = validation | {question_key(problem.question) for problem in test_problems}
-    stage_one = _make_stage_one(config, make_over(config, tokenizers, further), evaluated)
+    stage_one = _make_stage_one(config, make_over(config, tokenizers, further, has_remarks), evaluated)
     tested = frozenset() if task.test == task.train else evaluated - validation  # `split_problems` knows the validation
     set_aside = stage_one.heldout | tested
     problems = [problem for problem in train_set.problems if question_key(problem.question) not in set_aside]

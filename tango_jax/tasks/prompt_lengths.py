@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.records import Problem
 from tango_jax.tasks.task import SftExample
+from tango_jax.text.mark_rows import without_remarks
 from tango_jax.text.prompts import INFORMED, SECOND_JUDGEMENT, Prompt, prompt_ids, solution_of, verification_of
 from tango_jax.text.templates import MANY_STEPS, generator_prompt, load_template, verifier_prompt
 from tango_jax.text.tokenizer import Tokenizer
@@ -24,7 +25,7 @@ class Over(NamedTuple):
     """Tokens by which a stage-1 example exceeds each limit; 0 or less: it fits."""
 
     prompt: int = 0  # the prompt with the problem alone, for either role
-    response: int = 0  # the text to imitate
+    response: int = 0  # the text to imitate, alone or in its row after the prompt
     solution: int = 0  # the verifier's prompt with the whole solution
 
 
@@ -91,22 +92,30 @@ def check_lengths(
 
 
 def make_over(
-    config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = ()
+    config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt] = (), has_remarks: bool = True
 ) -> Callable[[str, SftExample], Over]:
-    """over_fn(role, example): tokens by which a stage-1 example exceeds each limit."""
+    """over_fn(role, example): tokens by which a stage-1 example exceeds each limit. Responses count for roles with a
+    stage 1, also one of another run (`init_from`), which held out the same rows. `has_remarks`: see `make_task`."""
     num_tokens = make_num_tokens(config, tokenizers, further)
-    template = load_template("verifier", config.verifier.template)
+    templates = {role: load_template(role, config[role].template) for role in ROLES}
+
+    def response_over(role: str, response: str, prompt: Sequence[int]) -> int:
+        own = config[role]
+        if not own.sft.steps:
+            return 0
+        spare = _SPARE if role == "verifier" and has_remarks else 0
+        tokens = len(tokenizers[role].encode_response(response)) + spare
+        over_row = len(prompt) + tokens - own.sft.pack_length if own.sft.pack_length else 0
+        return max(tokens - own.max_response, over_row)
 
     def over(role: str, example: SftExample) -> Over:
-        spare = _SPARE if role == "verifier" else 0
-        tokens, limit = len(tokenizers[role].encode_response(example.response)) + spare, config[role].max_response
-        if config[role].sft.pack_length:
-            limit = min(limit, config[role].sft.pack_length - config[role].max_prompt)
-        too_much = Over(num_tokens(example.problem) - config.generator.max_prompt, tokens - limit)
+        problem, solution, num_steps, response = example[:4]
+        of_problem = num_tokens(problem) - config.generator.max_prompt
         if role == "generator":
-            return too_much
-        problem, solution, num_steps = example[:3]
-        prompt, _ = verifier_prompt(template, tokenizers[role], problem, solution, num_steps, _NO_LIMIT)
-        return too_much._replace(solution=len(prompt) - config.verifier.max_prompt)
+            prompt = generator_prompt(templates[role], tokenizers[role], problem)
+            return Over(of_problem, response_over(role, response, prompt))
+        prompt, _ = verifier_prompt(templates[role], tokenizers[role], problem, solution, num_steps, _NO_LIMIT)
+        imitated = response if has_remarks else without_remarks(response)
+        return Over(of_problem, response_over(role, imitated, prompt), len(prompt) - config.verifier.max_prompt)
 
     return over

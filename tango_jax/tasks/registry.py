@@ -39,7 +39,7 @@ def make_task(
 
     Raises ValueError: a file cannot be read, too few problems fit, or the task lacks what the settings require.
     """
-    task = _make(config, tokenizers, (further or {}).get("verifier", ()))
+    task = _make(config, tokenizers, (further or {}).get("verifier", ()), has_remarks)
     for role in ROLES:
         if config[role].sft.steps and not config[role].init_from and role not in task.sft_roles:
             raise ValueError(f"{role}.sft.steps={config[role].sft.steps}, but task.name={config.task.name} has no text "
@@ -126,9 +126,11 @@ def example_problem(config: ConfigDict) -> Problem | None:
     return _make_synthetic(config).train_problem(0) if config.task.name in SYNTHETIC else None
 
 
-def _make(config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt]) -> Task:
+def _make(
+    config: ConfigDict, tokenizers: dict[str, Tokenizer], further: Sequence[Prompt], has_remarks: bool = True
+) -> Task:
     if config.task.name == "math":
-        return make_math(config, tokenizers, further)
+        return make_math(config, tokenizers, further, has_remarks)
     if is_user_code(config.task.name):
         return make_user_task(config, tokenizers, further)
     is_counted = all(

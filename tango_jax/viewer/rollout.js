@@ -117,12 +117,13 @@ function rawTexts(rollout, verification, paints) {
     h("pre", { class: "raw" }, ...shaded(value, 0, lengthOf(value), paint)),
   ];
   const { solution } = rollout;
+  const length = verification?.tokens ? `, ${verification.tokens} tokens` : ""; // none of a process reward model
   return h(
     "details",
     { class: "card" },
-    h("summary", {}, "Full texts, as sampled"),
+    h("summary", {}, "Full texts"),
     ...text(`Solution, ${solution.tokens} tokens`, solution.text, paints.generator),
-    ...(verification ? text(`Verification, ${verification.tokens} tokens`, verification.text, paints.verifier) : []),
+    ...(verification ? text(`Verification${length}`, verification.text, paints.verifier) : []),
   );
 }
 

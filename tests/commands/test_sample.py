@@ -165,7 +165,7 @@ def test_a_reward_model_judges_what_is_sampled(folder, tmp_path, capsys):
     prm = write_trl_folder(tmp_path / "prm")
     flags = [f"--checkpoint={folder}", "--use_chat", f"--verifier={prm}", "--template=last_letter", "--max_new=24"]
     assert sample.main([*flags, "--question=What is 3 + 4?"]) == 0
-    assert "The solution has no <step> blocks" in capsys.readouterr().out
+    assert "The solution has no <step> blocks: no step can be judged" in capsys.readouterr().out
 
 
 def test_mistakes_end_in_one_line(folder, capsys):

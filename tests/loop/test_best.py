@@ -185,6 +185,18 @@ def test_first_errors_need_a_pool_of_both_kinds():
     check(config)
 
 
+@pytest.mark.parametrize("name", ["step_f1", "step_f1_incorrect", "step_balanced_accuracy"])
+def test_scores_of_all_steps_choose_no_verifier_that_stops_at_its_first_error(name):
+    """Its perfect verifications leave steps out, which these scores count as missed."""
+    settings = ("eval.pool=20", f"checkpoint.keep_best=verifier/pool/{name}")
+    check(config_of(*settings))
+    with pytest.raises(ValueError, match="learns to stop, .*: choose from .*verifier/pool/first_error_f1") as error:
+        check(config_of(*settings, "verifier.stop_at_first_error=True"))
+    assert "pool/step_" not in str(error.value).partition("choose from")[2]
+    check(config_of("eval.pool=20", "verifier.stop_at_first_error=True",
+                    "checkpoint.keep_best=verifier/pool/first_error_f1"))
+
+
 @pytest.mark.parametrize("patience, ends", [(1, 6), (2, 12), (3, 42)])
 def test_arms_of_one_curve_end_at_the_same_generator_step(patience, ends):
     curve = (.03, .03, .03, .2, .5, .7, .8, .9)  # every six generator steps

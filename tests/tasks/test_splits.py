@@ -9,12 +9,14 @@ from support.math_cases import math_config, task_of
 from support.paths import ROWS
 from support.small_tokenizers import byte_level
 from tango_jax.cli.validation import validate
+from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import question_key
 from tango_jax.data.rows import read_rows
 from tango_jax.data.teacher_rows import validation_questions
 from tango_jax.grading import parse_solution
 from tango_jax.records import Problem
 from tango_jax.tasks.gsm8k_examples import make_gsm8k_examples
+from tango_jax.tasks.registry import make_task
 from tango_jax.tasks.splits import split_problems
 from tango_jax.text.hf_tokenizer import make_tokenizer
 from tango_jax.text.templates import load_template, verifier_prompt
@@ -167,3 +169,40 @@ def test_solutions_that_the_verifier_could_not_read_to_their_end_are_left_out(to
     config.verifier.sft.steps = 0
     if stage_one == "tagged":  # nobody reads them
         assert "0 left out because of their length" in task_of(config, tokenizer).notes[-1]
+
+
+@pytest.mark.parametrize("stage_one", ["tagged", "gsm8k"])
+def test_texts_that_nobody_imitates_leave_no_example_out(tokenizer, stage_one):
+    config = math_config("a/b", validation=1)
+    if stage_one == "tagged":
+        config.task.stage_one = str(ROWS / "tagged.jsonl")
+    for role in (config.generator, config.verifier):
+        role.max_prompt, role.max_response, role.sft.pack_length = 1000, 1000, 0
+
+    def left_out(has_remarks: bool) -> bool:
+        note = make_task(config, dict.fromkeys(ROLES, tokenizer), has_remarks=has_remarks).notes[-1]
+        return "0 left out because of their length" not in note
+
+    task = make_task(config, dict.fromkeys(ROLES, tokenizer), has_remarks=False)
+    examples = [task.sft_example("verifier", "train", index) for index in range(20)]
+    # Marks without remarks, of which INCORRECT has two more characters twice.
+    config.verifier.max_response = max(len(tokenizer.encode_response(one.response)) for one in examples) + 4
+    assert not left_out(has_remarks=False)
+    with pytest.raises(ValueError, match=r"stage 1: \d of \d examples are within the limits"):
+        left_out(has_remarks=True)
+    config.verifier.sft.steps, config.verifier.max_response = 0, 1
+    assert not left_out(has_remarks=True)
+    config.verifier.sft.steps, config.generator.sft.steps = 2, 0
+    config.verifier.max_response, config.generator.max_response = 1000, 1
+    assert not left_out(has_remarks=True)
+
+
+def test_rows_of_stage_one_need_room_for_the_prompt_that_is_there(tokenizer):
+    """Not for the longest that is allowed."""
+    config = math_config("a/b")
+    for role in (config.generator, config.verifier):
+        role.max_prompt, role.max_response, role.sft.pack_length = 1000, 1000, 900
+    assert "0 left out because of their length" in task_of(config, tokenizer).notes[-1]
+    config.generator.sft.pack_length = 100
+    with pytest.raises(ValueError, match="stage 1: 0 of 8 examples are within the limits"):
+        task_of(config, tokenizer)
