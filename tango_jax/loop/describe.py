@@ -50,7 +50,8 @@ def describe_run(
                  for (name, _), call in rehearsal.calls.items()]
         sampled = ", ".join(f"{name} {call.prompts} x {call.samples}{', read in one pass' * is_read}"
                             for name, call, is_read in calls)
-        console.log(f"a turn of the {role} samples at most (prompt, parents x samples of each): {sampled}")
+        batches = f", in each of up to {1 + rl.dynamic_sampling} batches" * (rl.dynamic_sampling > 0)
+        console.log(f"a turn of the {role} samples at most (prompt, parents x samples of each{batches}): {sampled}")
     if sizes := turn_sizes(config, {role: rehearsal.draws for role, rehearsal in method.rehearsals.items()}):
         console.log(sizes)
     for note in task.notes:

@@ -49,8 +49,7 @@ def _check_continued(config: ConfigDict, role: str, source: str, is_full: bool) 
         held, other = ("all parameters", "adapters") if is_full else ("adapters", "all parameters")
         raise ValueError(f"{name} holds {held}, but the verifier's stage 1, which continues from them, trains {other}: "
                          f"set verifier.sft.full={is_full}")
-    if role == "generator" and is_shared and settings and not (verifier.sft.steps or verifier.init_from) and (
-            peek_meta(sft_directory(source, "verifier") / "checkpoints") and has_one_policy(Path(source).expanduser())):
+    if role == "generator" and is_shared and not (verifier.sft.steps or verifier.init_from) and _taught_both(source):
         raise ValueError(f"{name}: in that run one policy learned the generator's texts and then the verifier's: set "
                          f"verifier.init_from={source} as well, to start after both")
     if role == "verifier" and is_shared and settings and not has_one_policy(Path(source).expanduser()):
@@ -91,10 +90,16 @@ def what_it_lacks(config: ConfigDict, roles: Sequence[str], source: str) -> str:
     told = f", which has no examples of {', '.join(sorted(missing))}" if missing else ""
     if "verifier" in roles and arm:
         told += _other_form(bool(arm.get("is_scored")), method.arm.is_scored)
-    if tuple(roles) == ("generator",) and settings_of(source) and has_one_policy(Path(source).expanduser()):
+    if tuple(roles) == ("generator",) and _taught_both(source):
         told += (". In that run one policy then learned the verifier's texts: to start after both, set "
                  f"verifier.adapter=generator and verifier.init_from={source}")
     return told
+
+
+def _taught_both(source: str) -> bool:
+    """Whether that run's stage 1 taught one policy the generator's texts and then the verifier's."""
+    learned = peek_meta(sft_directory(source, "verifier") / "checkpoints")
+    return bool(learned and settings_of(source)) and has_one_policy(Path(source).expanduser())
 
 
 def how_it_judged(config: ConfigDict, checkpoint: str) -> str:

@@ -165,6 +165,8 @@ def _entropy(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Fi
         return (
             seen,
             f"{limits.entropy_low}",
+            f"its marks are nearly certain: right if {role}/pool/step_f1 is high; else lower {role}.optimizer.lr"
+            if is_read(rows, role, limits.window) else
             f"the policy no longer explores: raise {role}.loss.entropy_coef, set {role}.loss.clip_high above clip_low, "
             f"or lower {role}.optimizer.lr",
         )

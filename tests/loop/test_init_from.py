@@ -135,7 +135,10 @@ def test_one_policy_does_not_start_from_two(source, tmp_path, old, here, is_refu
 def test_the_first_half_of_one_policys_stage_one_is_called_so(tmp_path):
     store_arm(tmp_path, "self_verify")
     save_config(load_config(TINY, ["arm=self_verify"]), tmp_path / "config.json")
-    said = what_it_lacks(load_config(TINY, ["arm=grpo"]), ["generator"], str(tmp_path))
+    config = load_config(TINY, ["arm=grpo"])
+    assert what_it_lacks(config, ["generator"], str(tmp_path)) == ""  # its verifier has no stage 1
+    save_step(tmp_path / "sft/verifier/checkpoints", LENGTH, {"params": {"weight": np.ones(2, np.float32)}}, {})
+    said = what_it_lacks(config, ["generator"], str(tmp_path))
     assert said.endswith(f": to start after both, set verifier.adapter=generator and verifier.init_from={tmp_path}")
 
 

@@ -107,11 +107,12 @@ def judged_by(config, solutions, group_size=1, **changes):
 
 
 def test_the_start_of_a_run_says_that_a_reward_model_reads(folder, capsys):
-    config = config_of(folder, "rl.prompts_per_step=2", "rl.samples_per_prompt=2")
+    config = config_of(folder, "rl.prompts_per_step=2", "rl.samples_per_prompt=2", "rl.dynamic_sampling=3")
     policies, method = policies_of(config), load_method(config)
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     describe_run(Console(), config, policies, task, make_schedule(config), method)
-    assert "generator 2 x 2, verifier 4 x 1, read in one pass" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "of each, in each of up to 4 batches): generator 2 x 2, verifier 4 x 1, read in one pass" in said
 
 
 @pytest.mark.parametrize("mesh", [("fsdp=8",), ("fsdp=4", "tensor=2", "decode_tensor=2")])

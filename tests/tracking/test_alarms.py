@@ -161,6 +161,7 @@ def test_messages_name_limits_and_keys_that_exist():
     ({"verifier/rate_correct": 0.01, "verifier/rate_invalid": 0.98, "verifier/outcome_balanced_accuracy": 0.5},
      "the verifier's stage 1", "raise verifier.max_response"),
     ({"verifier/useful_share": 0.39}, "verifier.prompts_per_micro_batch=0", "raise verifier.pack_length"),
+    ({"verifier/entropy": since(6, 0.04, 0.5)}, "no longer explores", "its marks are nearly certain"),
 ])
 def test_a_verifier_that_does_not_write_gets_advice_of_its_own(wrong, written, read):
     [of_a_writer] = alarms.check(run_of(wrong))
