@@ -52,7 +52,7 @@ def _check_continued(config: ConfigDict, role: str, source: str, is_full: bool) 
     if role == "generator" and is_shared and not (verifier.sft.steps or verifier.init_from) and _taught_both(source):
         raise ValueError(f"{name}: in that run one policy learned the generator's texts and then the verifier's: set "
                          f"verifier.init_from={source} as well, to start after both")
-    if role == "verifier" and is_shared and settings and not has_one_policy(Path(source).expanduser()):
+    if role == "verifier" and is_shared and settings and not _had_one_policy(source):
         raise ValueError(f"{name}: here both roles are one policy, but that run has two, and its verifier has not "
                          "learned to solve problems: name a run of one policy, or leave generator.init_from and "
                          "verifier.init_from empty")
@@ -81,16 +81,19 @@ def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: di
                          "in a new workdir, or raise the gate")
 
 
-def what_it_lacks(config: ConfigDict, roles: Sequence[str], source: str) -> str:
-    """The end of a line: prompts of this run's method without examples in that stage 1; or ""."""
+def what_it_lacks(config: ConfigDict, role: str, source: str) -> str:
+    """The end of a line: what the stage 1 that this role starts from lacks for this run; or "". One policy in both
+    roles learns the generator's texts first, then those of both roles as the verifier."""
     arm = read_provenance(Path(source).expanduser()).get("arm") or {}
-    theirs, method = arm.get("further_prompts"), load_method(config)
-    ours = {prompt.name for role in roles for prompt in method.further_prompts(role)}
-    missing = ours - {name for role in roles for name in theirs.get(role, ())} if theirs is not None else ()
+    theirs, method, is_shared = arm.get("further_prompts"), load_method(config), shares_policy(config)
+    held = ROLES if role == "verifier" and _had_one_policy(source) else (role,)
+    needed = ROLES if is_shared and (role == "verifier" or not config.verifier.sft.steps) else (role,)
+    ours = {prompt.name for name in needed for prompt in method.further_prompts(name)}
+    missing = ours - {name for one in held for name in theirs.get(one, ())} if theirs is not None else ()
     told = f", which has no examples of {', '.join(sorted(missing))}" if missing else ""
-    if "verifier" in roles and arm:
+    if role == "verifier" and arm:
         told += _other_form(bool(arm.get("is_scored")), method.arm.is_scored)
-    if tuple(roles) == ("generator",) and _taught_both(source):
+    if role == "generator" and not is_shared and _taught_both(source):
         told += (". In that run one policy then learned the verifier's texts: to start after both, set "
                  f"verifier.adapter=generator and verifier.init_from={source}")
     return told
@@ -99,7 +102,11 @@ def what_it_lacks(config: ConfigDict, roles: Sequence[str], source: str) -> str:
 def _taught_both(source: str) -> bool:
     """Whether that run's stage 1 taught one policy the generator's texts and then the verifier's."""
     learned = peek_meta(sft_directory(source, "verifier") / "checkpoints")
-    return bool(learned and settings_of(source)) and has_one_policy(Path(source).expanduser())
+    return bool(learned) and not learned.meta.get(UNTRAINED) and _had_one_policy(source)
+
+
+def _had_one_policy(source: str) -> bool:
+    return bool(settings_of(source)) and has_one_policy(Path(source).expanduser())
 
 
 def how_it_judged(config: ConfigDict, checkpoint: str) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tango_jax.config import ROLES
 from tango_jax.loop.fine_tuning import run_sft, save_untrained
 from tango_jax.loop.init_from import check_stage_one, how_it_judged, sft_directory, what_it_lacks
 from tango_jax.loop.self_stage_one import OwnStageOne
@@ -101,7 +100,7 @@ class _StageOne:
         loaded = load_sft(policy, init_from)
         if role == "verifier" or not (policy.is_shared and self.config.verifier.init_from):
             whose = "the policy of both roles" if policy.is_shared else f"the {role}"
-            lacking = what_it_lacks(self.config, ROLES if policy.is_shared else (role,), init_from)
+            lacking = what_it_lacks(self.config, role, init_from)
             self.console.log(f"{whose} starts from step {loaded.step} of the stage 1 in {init_from}{lacking}")
         return loaded
 

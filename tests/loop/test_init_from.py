@@ -11,7 +11,7 @@ from tango_jax.ablation.experiment import run_experiment
 from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import stage_one
-from tango_jax.loop.init_from import check_init_from, how_it_judged, what_it_lacks
+from tango_jax.loop.init_from import UNTRAINED, check_init_from, how_it_judged, what_it_lacks
 from tango_jax.loop.run import run_or_resume
 from tango_jax.rl.policy import make_policy
 from tango_jax.runtime.console import Console
@@ -98,7 +98,7 @@ def store_arm(workdir, arm: str) -> None:
     """What a run of this arm leaves of it; nothing of an arm without a name."""
     workdir.mkdir(parents=True, exist_ok=True)
     if arm:
-        begin(load_config(TINY, [f"arm={arm}"]), workdir, Console(enabled=False)).keep(workdir)
+        begin(load_config(TINY, f"arm={arm}".split()), workdir, Console(enabled=False)).keep(workdir)
 
 
 def own_arm(folder, is_one_policy: bool) -> str:
@@ -136,9 +136,12 @@ def test_the_first_half_of_one_policys_stage_one_is_called_so(tmp_path):
     store_arm(tmp_path, "self_verify")
     save_config(load_config(TINY, ["arm=self_verify"]), tmp_path / "config.json")
     config = load_config(TINY, ["arm=grpo"])
-    assert what_it_lacks(config, ["generator"], str(tmp_path)) == ""  # its verifier has no stage 1
-    save_step(tmp_path / "sft/verifier/checkpoints", LENGTH, {"params": {"weight": np.ones(2, np.float32)}}, {})
-    said = what_it_lacks(config, ["generator"], str(tmp_path))
+    assert what_it_lacks(config, "generator", str(tmp_path)) == ""  # its verifier has no stage 1
+    params = {"params": {"weight": np.ones(2, np.float32)}}
+    save_step(tmp_path / "sft/verifier/checkpoints", LENGTH, params, {UNTRAINED: True})
+    assert what_it_lacks(config, "generator", str(tmp_path)) == ""  # there was nothing that it could have learned
+    save_step(tmp_path / "sft/verifier/checkpoints", LENGTH + 1, params, {})
+    said = what_it_lacks(config, "generator", str(tmp_path))
     assert said.endswith(f": to start after both, set verifier.adapter=generator and verifier.init_from={tmp_path}")
 
 
@@ -158,19 +161,27 @@ def test_a_stage_one_that_could_not_teach_a_prompt_is_not_said_to_have_it(tmp_pa
     monkeypatch.setattr("tango_jax.tracking.provenance.teaches_further_prompts", lambda config: False)
     store_arm(tmp_path, "second_try")
     config = load_config(TINY, ["arm=second_try"])
-    assert what_it_lacks(config, ["generator"], str(tmp_path)).startswith(", which has no examples of second_try")
+    assert what_it_lacks(config, "generator", str(tmp_path)).startswith(", which has no examples of second_try")
 
 
-@pytest.mark.parametrize("old, here, roles, said", [
-    ("meta_judged", "taught_verifier", ["verifier"], ", which has no examples of informed"),
-    ("taught_verifier", "taught_verifier", ["verifier"], ""),
-    ("second_try", "grpo", ["generator"], ""),
-    ("self_verify", "second_try", ["generator", "verifier"], ", which has no examples of second_try"),
-    ("", "second_try", ["generator", "verifier"], ""),  # a run of another version
+@pytest.mark.parametrize("old, here, role, said", [
+    ("meta_judged", "taught_verifier", "verifier", ", which has no examples of informed"),
+    ("taught_verifier", "taught_verifier", "verifier", ""),
+    ("second_try", "grpo", "generator", ""),
+    ("self_verify", "second_try verifier.adapter=generator", "verifier", ", which has no examples of second_try"),
+    ("second_try verifier.adapter=generator", "second_try verifier.adapter=generator", "verifier", ""),
+    ("", "second_try", "generator", ""),  # a run of another version
+    # One policy from the generator of two, whose verifier is another policy; it then has a stage 1, or none.
+    ("scored", "self_verify verifier.sft.steps=0", "generator", ""),
+    *((old, f"meta_judged verifier.adapter=generator verifier.sft.steps={steps}", "generator", said)
+      for old in ("meta_judged", "tango") for steps, said in ((0, ", which has no examples of second_judgement"),
+                                                              (6, ""))),
 ])
-def test_a_stage_one_without_the_prompts_of_the_arm_says_so(tmp_path, old, here, roles, said):
+def test_a_stage_one_without_the_prompts_of_the_arm_says_so(tmp_path, old, here, role, said):
     store_arm(tmp_path, old)
-    assert what_it_lacks(load_config(TINY, [f"arm={here}"]), roles, str(tmp_path)) == said
+    if old:
+        save_config(load_config(TINY, f"arm={old}".split()), tmp_path / "config.json")
+    assert what_it_lacks(load_config(TINY, f"arm={here}".split()), role, str(tmp_path)) == said
 
 
 @pytest.mark.parametrize("old, here, said", [
