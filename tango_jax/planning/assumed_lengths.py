@@ -102,10 +102,11 @@ class OfRun:
     verifier: str  # what it does: the verifications' lengths are of that
 
     def check(self, config: ConfigDict) -> None:
-        """Of a process reward model no length of a verification is assumed."""
+        """Evaluations sample the verifier in all arms. Of a process reward model no length of a verification is
+        assumed."""
         arm, is_reward_model = arm_of(config), has_steps(load_template("verifier", config.verifier.template))
         here = READS_MARKS if arm.is_scored else WRITES
-        if arm.uses_verifier and not is_reward_model and here != self.verifier:
+        if not is_reward_model and here != self.verifier:
             raise ValueError(f"--lengths={shortened(self.workdir)}: the verifier of that run {self.verifier}, and that "
                              f"of arm={config.arm} {here}, so its verifications have other lengths: give the workdir "
                              f"of a run whose verifier {here}, or other --lengths")
