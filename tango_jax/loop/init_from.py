@@ -13,6 +13,7 @@ from tango_jax.method.load import load_method
 from tango_jax.method.own_arm import shares_policy
 from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
 from tango_jax.runtime.failures import typed_command
+from tango_jax.text.prompts import PROMPTS
 from tango_jax.tracking.provenance import read_provenance
 from tango_jax.weights.workdir import has_one_policy, prompting_of, settings_of
 
@@ -88,8 +89,10 @@ def what_it_lacks(config: ConfigDict, role: str, source: str) -> str:
     theirs, method, is_shared = arm.get("further_prompts"), load_method(config), shares_policy(config)
     held = ROLES if role == "verifier" and _had_one_policy(source) else (role,)
     needed = ROLES if is_shared and (role == "verifier" or not config.verifier.sft.steps) else (role,)
-    ours = {prompt.name for name in needed for prompt in method.further_prompts(name)}
-    missing = ours - {name for one in held for name in theirs.get(one, ())} if theirs is not None else ()
+    known = {name for one in held for name in (theirs or {}).get(one, ())}
+    # Nobody has written examples of a user's prompt, also where it has the name of another.
+    missing = {prompt.name for name in needed for prompt in method.further_prompts(name)
+               if theirs is not None and (prompt.name not in known or PROMPTS.get(prompt.name) != prompt)}
     told = f", which has no examples of {', '.join(sorted(missing))}" if missing else ""
     if role == "verifier" and arm:
         told += _other_form(bool(arm.get("is_scored")), method.arm.is_scored)

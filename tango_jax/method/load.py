@@ -42,10 +42,14 @@ class Method(NamedTuple):
     rehearsals: Mapping[str, Rehearsal]  # by the role that is trained
 
     def further_prompts(self, role: str) -> tuple[Prompt, ...]:
-        """Further prompts of a role, which stage 1 also has examples of."""
+        """Of a role, all but its own. Stage 1 may have examples of them, see `taught_prompts`."""
         found = [prompt for rehearsal in self.rehearsals.values() for prompt in rehearsal.prompts]
         own = self.own[role]
         return tuple(dict.fromkeys(prompt for prompt in found if prompt.role == role and prompt is not own))
+
+    def taught_prompts(self, role: str) -> tuple[str, ...]:
+        """Names of the further prompts that stage 1 can have examples of: nobody has some of a user's."""
+        return tuple(prompt.name for prompt in self.further_prompts(role) if PROMPTS.get(prompt.name) == prompt)
 
     @property
     def own(self) -> Mapping[str, Prompt]:
@@ -67,11 +71,10 @@ class Method(NamedTuple):
         return {stream for rehearsal in self.rehearsals.values() for stream in rehearsal.draws}
 
     def stage_one_kind(self, roles: Sequence[str] = ROLES, is_taught: bool = True) -> str:
-        """Sets the stage 1 of these roles apart from other arms'; or "". `is_taught`: further prompts have examples;
-        nobody has some of a user's."""
+        """Sets the stage 1 of these roles apart from other arms'; or "". `is_taught`: further prompts have
+        examples."""
         has_marks = self.arm.is_scored and "verifier" in roles
-        further = [prompt.name for role in roles for prompt in self.further_prompts(role)
-                   if is_taught and PROMPTS.get(prompt.name) == prompt]
+        further = [name for role in roles for name in self.taught_prompts(role) if is_taught]
         return ",".join([*["one_policy"] * self.arm.is_one_policy, *["marks_alone"] * has_marks, *further])
 
 

@@ -84,7 +84,7 @@ def begin(config: ConfigDict, workdir: Path, console: Console) -> Provenance:
     files = {}
     hosts.in_first(lambda: files.update(_user_files(config)))
     method, is_taught = load_method(config), teaches_further_prompts(config)
-    further = {role: [prompt.name for prompt in method.further_prompts(role) if is_taught] for role in ROLES}
+    further = {role: [*method.taught_prompts(role)] if is_taught else [] for role in ROLES}
     arm = stored_arm(config.arm) | {"further_prompts": further}
     fork = hosts.from_first(_fork(config, workdir, files))
     provenance = Provenance(process_facts(), files, _weights(config), arm, fork)

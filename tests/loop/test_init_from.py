@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from support.paths import ROOT
+from support.paths import ROOT, TESTS
 from support.tiny_checkpoints import save_step
 from tango_jax import sft
 from tango_jax.ablation.experiment import run_experiment
@@ -182,6 +182,17 @@ def test_a_stage_one_without_the_prompts_of_the_arm_says_so(tmp_path, old, here,
     if old:
         save_config(load_config(TINY, f"arm={old}".split()), tmp_path / "config.json")
     assert what_it_lacks(load_config(TINY, f"arm={here}".split()), role, str(tmp_path)) == said
+
+
+@pytest.mark.parametrize("old, name", [("tango", "rewrite"), ("", "rewrite"), ("second_try", "second_try")])
+def test_no_stage_one_has_examples_of_a_users_prompt(tmp_path, old, name):
+    """Whichever run made it, one of the same arm included, and whatever the prompt is called."""
+    turns = (TESTS / "support/own_turns.py").read_text()
+    (tmp_path / "own.py").write_text(turns.replace('Prompt("rewrite"', f'Prompt("{name}"'))
+    own = f"{tmp_path}/own.py:rewriting"
+    store_arm(tmp_path / "source", old or own)
+    said = what_it_lacks(load_config(TINY, [f"arm={own}"]), "generator", str(tmp_path / "source"))
+    assert said == f", which has no examples of {name}"
 
 
 @pytest.mark.parametrize("old, here, said", [
