@@ -167,10 +167,15 @@ def _check(config: ConfigDict, method: Method) -> None:
                      f"and its turns {verb} from the verifier: set it to {has_verifier}")
     for role, rehearsal in rehearsals.items():
         _check_turn(config, role, rehearsal, method, mistakes)
-        others = [prompt.name for prompt in rehearsal.prompts if prompt.role == "verifier" and not prompt.is_scored]
+        others = ", ".join(prompt.name for prompt in rehearsal.prompts
+                           if prompt.role == "verifier" and prompt.is_scored != method.arm.is_scored)
         mistakes.require(not method.arm.is_scored or not others, f"{shown} has is_scored=True, so that its "
                          f"verifier does not write, and the {role}'s turn samples from it with the prompt "
-                         f"{', '.join(others)}: name no prompt, or set is_scored=False")
+                         f"{others}: name no prompt, or set is_scored=False")
+        # Stage 1 and evaluations teach and measure one form.
+        mistakes.require(method.arm.is_scored or not others, f"{shown} has is_scored=False, so that its verifier "
+                         f"writes, and the {role}'s turn reads its marks with the prompt {others}, which has "
+                         "is_scored=True: name no prompt, or set is_scored=True in the arm")
     is_own = "generator" in method.turns and _is_own(method.arm.turns["generator"])
     is_trusted = "generator" in rehearsals and "generator/judged_share" in rehearsals["generator"].metrics
     mistakes.require(

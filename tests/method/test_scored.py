@@ -12,6 +12,7 @@ from support.turns import Said, settings, solution, task_of, turn_of, verificati
 from tango_jax.cli.command_line import load_config
 from tango_jax.method import tango, trust
 from tango_jax.method.arms import ARMS, Arm
+from tango_jax.method.baselines import solve_alone
 from tango_jax.method.load import load_method, own_prompts, stage_one_kind
 from tango_jax.method.scored import judge_drawn, judge_exactly, on_one_text
 from tango_jax.records import Lesson, Memory
@@ -247,6 +248,17 @@ def test_a_verifier_that_does_not_write_answers_no_other_prompt():
     with given({"arm": mine}) as named, pytest.raises(ValueError, match="has is_scored=True, so that its verifier does "
                                                       "not write, and the verifier's turn samples from it with the "
                                                       "prompt second_judgement"):
+        load_method(tiny("tango", f"arm={named['arm']}"))
+
+
+def test_a_verifier_that_writes_has_no_marks_read():
+    def solve_and_read(t):
+        return dataclasses.replace(solve_alone(t), metrics={"read": len(t.sample("verifier", t.sampled[0], 1, SCORED))})
+
+    mine = dataclasses.replace(ARMS["tango"], turns=ARMS["tango"].turns | {"generator": solve_and_read}, label="mine")
+    with given({"arm": mine}) as named, pytest.raises(ValueError, match="has is_scored=False, so that its verifier "
+                                                      "writes, and the generator's turn reads its marks with the "
+                                                      "prompt verifier, which has is_scored=True: name no prompt, or"):
         load_method(tiny("tango", f"arm={named['arm']}"))
 
 
