@@ -48,7 +48,8 @@ class PhaseTimes(NamedTuple):
 
 
 def open_run(workdir: str) -> Run:
-    """Raises ValueError where there is no finished run on one machine of known rates."""
+    """Raises ValueError where there is no finished run on one machine of known rates, or its turns sample with prompts
+    of a user: how many responses these may have is unknown."""
     path = Path(workdir)
     if not (path / "metrics.jsonl").is_file() or not (path / "config.json").is_file():
         raise ValueError(f"{workdir} has no metrics.jsonl and config.json: give the workdir of a finished run")
@@ -58,6 +59,10 @@ def open_run(workdir: str) -> Run:
     turns = {role: found for role in ROLES if (found := recent_turns(rows, role, len(rows)))}
     if not turns:
         raise ValueError(f"{workdir} has no turn of either role in its metrics.jsonl: give a run with some")
+    names = {name.removesuffix("/length_mean") for row in rows for name in row if name.endswith("/length_mean")}
+    if own := sorted(names - PROMPTS.keys()):
+        raise ValueError(f"{workdir} has responses to {', '.join(own)}, and --measured knows the responses to built-in "
+                         f"prompts alone ({', '.join(PROMPTS)}): give the workdir of a run without prompts of your own")
     target, devices, processes = _machine(path)
     medians = {role: {phase: statistics.median(row.get(f"time/{phase}_s", 0.0) for row in found) for phase in PHASES}
                for role, found in turns.items()}
@@ -67,7 +72,8 @@ def open_run(workdir: str) -> Run:
 
 def _lengths(updated: str, rows: list[dict], mask_overlong: bool = False) -> dict[str, Lengths]:
     """In turns of the `updated` role, of all prompts of a role. With dynamic sampling only the chosen solutions are
-    judged and trained on; second tries need a verdict in every batch. With `mask_overlong` the tokens trained on leave
+    judged and trained on; second tries need a verdict in every batch. A user's turns are taken to do the same, with the
+    most responses that they can have where no share of them is known. With `mask_overlong` the tokens trained on leave
     out responses that are computed, and of texts that are read they are the marks alone: then the update has the mean
     of all batches."""
     told = {role: [row for row in rows if f"{role}/length_mean" in row] for role in ROLES}

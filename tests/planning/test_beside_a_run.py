@@ -112,6 +112,13 @@ def test_the_lengths_of_all_prompts_of_a_role_count(tmp_path):
     assert tried.lengths["generator"]["generator"][:2] == (32, pytest.approx(16.0))  # (20 + 8 / 2) / 1.5
 
 
+def test_a_run_with_prompts_of_ones_own_is_refused(tmp_path):
+    """Of the rewrites that are possible, an unknown part was sampled."""
+    more = {"rewrite/length_mean": 200.0, "rewrite/length_max": 250.0}
+    with pytest.raises(ValueError, match="has responses to rewrite, and --measured knows .* without prompts of your"):
+        open_run(str(write_run(tmp_path / "run", SLOW, more=more)))
+
+
 def test_every_batch_that_dynamic_sampling_drew_is_predicted(tmp_path):
     once = likely(tmp_path / "once")
     again = likely(tmp_path / "again", generator__batches_sampled=3.0, verifier__batches_sampled=2.0)
