@@ -35,10 +35,10 @@ def problems_ahead(config: ConfigDict, task: Task, schedule: Schedule, method: M
     yield from evaluated_problems(config, task)
     taken, seen = Counter(), set()
     for index in range(schedule.num_turns):
-        draws = method.rehearsals[turn_at(schedule, index).role].draws
-        for stream, count in draws.items():
+        role = turn_at(schedule, index).role
+        for stream, count in method.rehearsals[role].draws.items():
             problem_fn = task.stream(stream)
-            for _ in range(count * problems_of_a_draw(config.rl, stream)):
+            for _ in range(count * problems_of_a_draw(config.rl, role)):
                 place = (problem_fn, taken[stream])
                 if place not in seen:  # two streams may have the same problems
                     yield problem_fn(taken[stream])

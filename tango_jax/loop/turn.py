@@ -80,7 +80,7 @@ def run_turn(context: RunContext, states: States, memory: Memory, place: Place) 
     check_alike(context.config, role, digest_of(lesson, adv_BT))
     state, update_metrics = update_policy(context, states[role], lesson.responses, adv_BT)
     memory = (lesson.memory or memory).replace(
-        turn=memory.turn, cursors=cursors_after(context.config.rl, memory.cursors, t.draws)
+        turn=memory.turn, cursors=cursors_after(context.config.rl, memory.cursors, role, t.draws)
     )
     metrics = turn_metrics(t, lesson, update_metrics) | turn_flops(t, lesson, context.policies)
     states = states | dict.fromkeys(context.policies[role].roles, state)

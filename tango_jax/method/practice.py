@@ -17,9 +17,9 @@ CANDIDATES = 4  # problems that are looked at for each that is taken
 DECAY = 0.9
 
 
-def candidates_of(rl: ConfigDict, stream: str) -> int:
-    """Problems looked at for each that a turn takes."""
-    return CANDIDATES if rl.practice == "half_right" and stream == "verifier" else 1
+def candidates_of(rl: ConfigDict, role: str) -> int:
+    """Problems looked at for each that a turn of this role takes, of whatever stream."""
+    return CANDIDATES if rl.practice == "half_right" and role == "verifier" else 1
 
 
 def half_right(problems: Sequence[Problem], count: int, passes: Mapping[str, Sequence[float]]) -> list[Problem]:

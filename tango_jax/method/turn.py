@@ -308,7 +308,7 @@ class Turn:
         return self.draws[stream] - 1
 
     def _draw(self, stream: str, site: int, number: int) -> list[Problem]:
-        count = self.rl.prompts_per_step * practice.candidates_of(self.rl, stream)
+        count = self.rl.prompts_per_step * practice.candidates_of(self.rl, self.role)
         # Each draw reserves the most problems that dynamic sampling could use: arms that use fewer stay in step.
         start = self.memory.cursors.get(stream, 0) + (site * (1 + self.rl.dynamic_sampling) + number) * count
         problem_fn = self.task.stream(stream)
@@ -317,14 +317,14 @@ class Turn:
         return practice.half_right(problems, self.rl.prompts_per_step, self.memory.passes)
 
 
-def cursors_after(rl: ConfigDict, cursors: Mapping[str, int], draws: Mapping[str, int]) -> dict[str, int]:
-    """By stream, the problems taken after a turn with these draws."""
-    return {**cursors, **{stream: cursors.get(stream, 0) + count * problems_of_a_draw(rl, stream)
+def cursors_after(rl: ConfigDict, cursors: Mapping[str, int], role: str, draws: Mapping[str, int]) -> dict[str, int]:
+    """By stream, the problems taken after a turn of this role with these draws."""
+    return {**cursors, **{stream: cursors.get(stream, 0) + count * problems_of_a_draw(rl, role)
                           for stream, count in draws.items()}}
 
 
-def problems_of_a_draw(rl: ConfigDict, stream: str) -> int:
-    return (1 + rl.dynamic_sampling) * rl.prompts_per_step * practice.candidates_of(rl, stream)
+def problems_of_a_draw(rl: ConfigDict, role: str) -> int:
+    return (1 + rl.dynamic_sampling) * rl.prompts_per_step * practice.candidates_of(rl, role)
 
 
 def _nothing(prompt: Prompt, samples: int) -> Responses:

@@ -279,7 +279,7 @@ def set_stage_one(
 def describe_turns(job: Job, training: int) -> str:
     config, rl = job.config, job.config.rl
     warmup = f"rl.warmup_steps={rl.warmup_steps}" if job.trains("verifier") else "no warm-up"
-    whole, may = math.ceil(training / problems_of_a_draw(rl, "train")), "may " if rl.dynamic_sampling else ""
+    whole, may = math.ceil(training / problems_of_a_draw(rl, "generator")), "may " if rl.dynamic_sampling else ""
     draws = f" ({whole} {may}draw every problem once)" if job.trains("generator") else ""
     return (f"turns: rl.generator_steps={rl.generator_steps}{draws} after {warmup}, an evaluation every "
             f"{config.eval.every}, a checkpoint of {job.checkpoint_bytes / 1e9:.1f} GB every {config.checkpoint.every} "

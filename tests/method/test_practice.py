@@ -11,7 +11,7 @@ from tango_jax.method.arms import ARMS, turns_of
 from tango_jax.method.baselines import solve_alone
 from tango_jax.method.practice import CANDIDATES, DECAY, candidates_of, half_right, passes_after, remembering
 from tango_jax.method.rewards import graded
-from tango_jax.method.turn import problems_of_a_draw
+from tango_jax.method.turn import cursors_after, problems_of_a_draw
 from tango_jax.records import Lesson, Memory, Problem, Solution
 from tango_jax.text.prompts import SOLVE
 
@@ -77,17 +77,20 @@ def test_as_published_all_problems_are_taken_and_nothing_is_counted():
     assert turns_of(arm, settings("all")) == arm.turns
     counted = turns_of(arm, settings())
     assert {role: turn.__wrapped__ for role, turn in counted.items()} == arm.turns
-    assert candidates_of(settings("all"), "verifier") == candidates_of(settings(), "train") == 1
+    assert candidates_of(settings("all"), "verifier") == candidates_of(settings(), "generator") == 1
 
 
 def test_all_candidates_are_set_apart():
     assert problems_of_a_draw(settings(), "verifier") == 2 * 3 * CANDIDATES
-    assert problems_of_a_draw(settings(), "train") == problems_of_a_draw(settings("all"), "verifier") == 2 * 3
+    assert problems_of_a_draw(settings(), "generator") == problems_of_a_draw(settings("all"), "verifier") == 2 * 3
 
 
 def test_a_turn_takes_the_candidates_closest_to_half_right():
     config = turn_settings(1, 1, practice="half_right", dynamic_sampling=0)
     passes = {f"id {number}": counts for number, counts in enumerate([(4.0, 4.0), (0.0, 4.0), (2.0, 4.0), (4.0, 4.0)])}
-    t = turn_of(config, "verifier", {}, memory=Memory(passes=passes))
-    assert [each.id for each in t.problems("verifier")] == ["2"]
-    assert [each.id for each in t.problems()] == ["0"], "of the generator's stream the next"
+    for role, taken in (("verifier", "2"), ("generator", "0")):
+        for stream in ("verifier", "train"):  # the turns of one's own arm may draw either
+            t = turn_of(config, role, {}, memory=Memory(passes=passes))
+            assert [each.id for each in t.problems(stream)] == [taken]
+    assert cursors_after(config.rl, {"train": 5}, "verifier", {"train": 1}) == {"train": 5 + CANDIDATES}
+    assert cursors_after(config.rl, {"train": 5}, "generator", {"verifier": 2}) == {"train": 5, "verifier": 2}
