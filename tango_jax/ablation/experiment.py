@@ -7,11 +7,12 @@ from typing import NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from tango_jax.ablation.planned_runs import Plan, StageOne, check_plan, stage_ones_of
+from tango_jax.ablation.planned_runs import Plan, StageOne, check_pairs, check_plan, stage_ones_of
 from tango_jax.ablation.workers import Job, run_jobs
 from tango_jax.config import ROLES, flatten
 from tango_jax.loop.run import rehearsed, run_or_resume
 from tango_jax.loop.stage_one import run_stage_one
+from tango_jax.method.arms import ARMS
 from tango_jax.method.own_arm import shares_policy
 from tango_jax.rl.policy import Policy, make_policies
 from tango_jax.runtime import hosts
@@ -43,7 +44,7 @@ def run_experiment(plan: Plan, console: Console) -> Outcome:
     settings and for impossible workers, and Preempted on SIGTERM."""
     workers = plan.config.ablation.workers
     check_plan(plan)
-    hosts.in_first(lambda: _rows_of_other_parts(plan))  # a damaged table is told before runs are made
+    hosts.in_first(lambda: _check_other_parts(plan))
     if workers == 1:
         _run_in_process(plan, console)
         return Outcome(write_results_table(plan) if hosts.is_first() else [], {})
@@ -70,6 +71,15 @@ def _rows_of_other_parts(plan: Plan) -> list[Evaluation]:
     planned = {(task_name(run.config.task.name), run.cell.setting, run.config.task.data_seed, run.arm, run.seed)
                for run in plan.runs}
     return rows_of_others(plan.workdir / TABLE, planned)
+
+
+def _check_other_parts(plan: Plan) -> None:
+    """Before runs are made. Raises ValueError for a damaged table and arms that are no pairs with those it has."""
+    rows = _rows_of_other_parts(plan)
+    for cell in plan.cells:
+        beside = [row.arm for row in rows if row.arm in ARMS
+                  and (row.task, row.setting) == (task_name(cell.config.task.name), cell.setting)]
+        check_pairs(cell, tuple(dict.fromkeys([*beside, *(cell.config.ablation.arms or (cell.config.arm,))])))
 
 
 def _run_in_process(plan: Plan, console: Console) -> None:

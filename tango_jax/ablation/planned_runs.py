@@ -20,7 +20,7 @@ from tango_jax.method.load import stage_one_kind
 from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
-from tango_jax.runtime.checks import Mistakes, differences
+from tango_jax.runtime.checks import Mistakes, differences, require
 from tango_jax.tracking.provenance import check_method
 from tango_jax.tracking.results import is_finished
 from tango_jax.tracking.run_config import ANY_PLACE, check_config
@@ -110,26 +110,37 @@ def check_plan(plan: Plan) -> None:
 
 def _validate(cell: Cell) -> None:
     config, mistakes = cell.config.copy_and_resolve_references(), Mistakes()
-    place, asked = f"ablation.grid, cell {cell.name}" if cell.name else "", tuple(config.ablation.arms)
+    place, asked = _place(cell), tuple(config.ablation.arms) or (config.arm,)
+    for arm in asked:
+        config.arm = arm
+        with mistakes.collected(place and f"{place}{f', arm {arm}' * (arm != asked[0])}: "):
+            validate(config)
+        mistakes.raise_all()
+    check_pairs(cell, asked)
+
+
+def _place(cell: Cell) -> str:
+    return f"ablation.grid, cell {cell.name}" if cell.name else ""
+
+
+def check_pairs(cell: Cell, asked: Sequence[str]) -> None:
+    """Raise ValueError for arms whose roles start from different weights in a cell."""
+    config, place = cell.config.copy_and_resolve_references(), _place(cell)
     # By the kinds of the generator's start and the verifier's. An arm without a verifier goes with any other.
     groups: dict[tuple[str, ...], list[str]] = {}
     kinds: dict[str, tuple[str, ...]] = {}
-    for arm in asked or (config.arm,):
+    for arm in asked:
         config.arm = arm
-        with mistakes.collected(place and f"{place}{f', arm {arm}' * bool(kinds)}: "):
-            validate(config)
-        mistakes.raise_all()
         kinds[arm] = tuple(_start_kind(cell, arm, role) for role in ROLES[: 1 + arm_of(config).uses_verifier])
     for arm, kind in sorted(kinds.items(), key=lambda item: -len(item[1])):
         groups.setdefault(next((key for key in groups if key[: len(kind)] == kind), kind), []).append(arm)
     found = sorted((sorted(arms, key=asked.index) for arms in groups.values()), key=lambda arms: asked.index(arms[0]))
     axis = {"stage_one": {arm_name(arms[0]): {"ablation.arms": tuple(arms)} for arms in found}}
     is_one = any("one_policy" in kind for key in groups for kind in key)
-    differ = "start from different weights" if is_one else "learn different prompts in stage 1"
-    mistakes.require(len(found) <= 1, f"{place and f'{place}: '}ablation.arms: "
-                     f"{' and '.join(arms[0] for arms in found)} {differ}, so their runs are no pairs: add the axis "
-                     f"{axis} to ablation.grid, and compare them with --figures and --against")
-    mistakes.raise_all()
+    differ = "start from different weights" if is_one else "learn different texts in stage 1"
+    require(len(found) <= 1, f"{place and f'{place}: '}ablation.arms: {' and '.join(arms[0] for arms in found)} "
+            f"{differ}, so their runs are no pairs: add the axis {axis} to ablation.grid, and compare them with "
+            "--figures and --against")
 
 
 def _start_kind(cell: Cell, arm: str, role: str) -> str:

@@ -152,8 +152,11 @@ def _of_run(workdir: str) -> OfRun:
     if not folder.is_dir():
         raise ValueError(f"--lengths={shortened(workdir)}: there is no folder {folder}; give {FORMS}")
     tokens: dict[str, list[int]] = {role: [] for role in ROLES}
-    for row in read_rollouts(folder):
-        if row["role"] == "generator":
+    rollouts = list(read_rollouts(folder))
+    # The problems of the verifier's turns may be shorter; where it alone is trained, there are no others.
+    solved = "generator" if any(row["role"] == "generator" for row in rollouts) else "verifier"
+    for row in rollouts:
+        if row["role"] == solved:
             second = [row["second_try"]] if "second_try" in row else []
             tries = [row["solution"], *second, *row.get("later_tries", ())]
             tokens["generator"] += [one["tokens"] for one in tries]

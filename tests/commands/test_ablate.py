@@ -346,6 +346,10 @@ def test_the_table_keeps_the_runs_of_other_parts(tmp_path, monkeypatch):
     (again.runs[0].folder / "metrics.jsonl").unlink()  # and one that is not finished
     experiment.write_results_table(again)
     assert table() == [("trust=off", "grpo", "1", "0.75"), parts[1]]
+    grid = {"trust": {"on": {}}, "task.data_seed": [7]}
+    reads = load_config(str(CONFIGS / "last_letter.py"), [f"ablation.grid={grid}", "ablation.arms=('scored',)"])
+    with pytest.raises(ValueError, match="tango and scored learn different texts in stage 1, so their runs are no"):
+        run_experiment(make_plan(reads, tmp_path), Console(enabled=False))
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "ablation.csv").write_text("no table\n")
     with pytest.raises(ValueError, match="ablation.csv lacks the columns task, setting"):  # before runs are made

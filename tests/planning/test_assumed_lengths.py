@@ -90,9 +90,12 @@ def test_lengths_of_a_run(config, tmp_path):
     assert lengths.responses(config, "generator", 8).tolist() == [200, 200, 30, 30, 20, 20, 10, 10]
     assert lengths.responses(config, "verifier", 2).tolist() == [7, 5]
     assert "4 of the generator and 2 of the verifier" in str(lengths)
-    (folder / "turn_000002_verifier_000000.jsonl").unlink()
+    (folder / "turn_000002_verifier_000000.jsonl").rename(tmp_path / "moved.jsonl")
     with pytest.raises(ValueError, match="its rollouts have no response of the verifier"):
         parse_lengths(str(tmp_path))
+    (folder / "turn_000001_generator_000000.jsonl").unlink()
+    (tmp_path / "moved.jsonl").rename(folder / "turn_000002_verifier_000000.jsonl")
+    assert parse_lengths(str(tmp_path)).responses(config, "generator", 1).tolist() == [77]  # as of fixed_generator
 
 
 def test_second_tries_of_a_run_count(config, tmp_path):
