@@ -100,7 +100,8 @@ RL: Group = {
                        "task stay +1 and -1."),
     "practice": Key("all", OneOf(("all", "half_right")), "Problems of the verifier's turns: all (as published); "
                     "half_right: draw four times as many and keep the problems that the generator should solve half "
-                    "the time, by its results so far on problems of the same size (method/practice.py)."),
+                    "the time, by its results so far on problems of the same size, in arm=no_labels by its labels "
+                    "(method/practice.py)."),
     "dynamic_sampling": Key(0, COUNT_OR_NONE, "Replace groups without signal (all samples have the same reward) by "
                             "groups of further problems, from at most this many further batches (DAPO, arXiv "
                             "2503.14476). The next turn begins after all these batches, used or not, so that arms get "
