@@ -35,8 +35,8 @@ TASK: Group = {
     "min_steps": Key(2, COUNT_OR_NONE, "A response with fewer step blocks gets a lower format score. Use 3 for math."),
     "train": Key("", None, "math: problem files (JSONL, JSON, parquet), hub ids (data/rows.py) or names in "
                  "data/problem_sets.py."),
-    "test": Key("", None, "math: test problems, given as in task.train. Their questions are left out of training, "
-                "unless both keys name the same file. Empty: evaluate on the problems set aside by task.validation."),
+    "test": Key("", None, "math: test problems, given as in task.train. Their questions are left out of training. "
+                "Empty: evaluate on the problems set aside by task.validation."),
     "validation": Key(200, COUNT_OR_NONE, "math: at least this many training problems are set aside; a question is set "
                       "aside whole. Examples set aside from task.stage_one give the held-out loss and the fixed pool."),
     "stage_one": Key("", None, "math: what stage 1 imitates: gsm8k (worked answers of task.train); a file whose rows "
@@ -100,7 +100,8 @@ RL: Group = {
                        "task stay +1 and -1."),
     "practice": Key("all", OneOf(("all", "half_right")), "Problems of the verifier's turns: all (as published); "
                     "half_right: draw four times as many and keep the problems that the generator should solve half "
-                    "the time, by its results so far on problems of the same size (method/practice.py)."),
+                    "the time, by its results so far on problems of the same size, in arm=no_labels by its labels "
+                    "(method/practice.py)."),
     "dynamic_sampling": Key(0, COUNT_OR_NONE, "Replace groups without signal (all samples have the same reward) by "
                             "groups of further problems, from at most this many further batches (DAPO, arXiv "
                             "2503.14476). The next turn begins after all these batches, used or not, so that arms get "

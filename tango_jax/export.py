@@ -170,7 +170,7 @@ def card_of(
         {name: value for name, value in row.items() if name.startswith(f"{measured}/")},
         prompting,
         training_of(settings, stored, source, taught_by),
-        trained=moment(step, is_stage_one) + f", chosen by {chosen_by}" * bool(chosen_by),
+        trained=moment(step, is_stage_one) + _of_fork(stored) + f", chosen by {chosen_by}" * bool(chosen_by),
         evaluated=moment(row["step"], is_stage_one) if row else "",
         example=example_of(settings, source.tokenizer),
         is_adapter=is_adapter,
@@ -253,6 +253,12 @@ def moment(step: int, is_stage_one: bool) -> str:
     if is_stage_one and step:
         return f"after step {step} of stage 1"
     return f"after turn {step}" if step else "before the first turn"
+
+
+def _of_fork(stored: Mapping[str, Any]) -> str:
+    """Turns are counted from the fork on, and its weights were trained before."""
+    fork = stored.get("fork")
+    return f" of a fork of {Path(fork['run']).name} after its turn {fork['turn']}" if fork else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -69,6 +69,9 @@ def _check_math(config: ConfigDict, mistakes: Mistakes, method: Method | None) -
     if task.test:
         with mistakes.collected("task.test: "):
             _count_problems(task.test)
+    mistakes.require(not task.test or task.test != task.train, f"task.test={task.test} is task.train as well, and "
+                     "evaluation is on problems that are not trained on: leave it empty, and task.validation problems "
+                     "are held out, or name others")
     mistakes.require(not task.examples or task.stage_one == "self", f"task.examples={task.examples} is read with "
                      f"task.stage_one=self only, and it is {task.stage_one!r}: leave it out, or set it to self")
     if task.stage_one == "self":

@@ -83,12 +83,24 @@ class Pupil(NamedTuple):
             return list(self.parents)
         return [as_solution(claim) for claim in self.parents]
 
-    def kept(self, sampled: list[list[Sampled]]) -> list[TaggedRow]:
-        most, tag = self.config[SELF].keep, CLOSING_TAG[self.role]
+    def kept(self, sampled: list[list[Sampled]]) -> tuple[list[TaggedRow], int]:
+        """The samples to imitate or to hold out, and how many were left out because of their length."""
+        most, tag, too_long = self.config[SELF].keep, CLOSING_TAG[self.role], []
+        over_fn = make_over(self.config, self.tokenizers)
+
+        def fits(row: TaggedRow) -> bool:
+            if max(row.over(over_fn)) <= 0:
+                return True
+            too_long.append(row)
+            return False
+
         if self.role == "generator":
             texts = [[(closed(one.text, tag), one.is_right) for one in own] for own in sampled]
-            return keep_solutions(self.parents, texts, most, self.task.min_steps, self.is_strict())
-        return keep_verifications(self.parents, [[closed(one.text, tag) for one in own] for own in sampled], most)
+            kept = keep_solutions(self.parents, texts, most, self.task.min_steps, self.is_strict(), fits)
+        else:
+            texts = [[closed(one.text, tag) for one in own] for own in sampled]
+            kept = keep_verifications(self.parents, texts, most, fits)
+        return kept, len(too_long)
 
     def well_formed(self, sampled: list[list[Sampled]], is_cut: bool) -> float:
         """The share of samples with a full format, and solutions with the layout; of the first parents alone where
@@ -157,14 +169,16 @@ def _make_rounds(pupil: Pupil, console: Console, share: float, with_shown: Asked
         folder = pupil.home / f"round_{number}"
         sampled = pupil.sampler.sample(folder, asked, pupil.records, pupil.config[SELF].samples,
                                        lambda params_fn=params_fn: pupil.weights_fn(params_fn()))
-        kept, formed = pupil.kept(sampled), pupil.well_formed(sampled, is_cut=True)
+        (kept, too_long), formed = pupil.kept(sampled), pupil.well_formed(sampled, is_cut=True)
         shown_share = pupil.well_formed(sampled[:LOOKED_AT], is_cut=True) if shows else shown_share
         count = sum(map(len, sampled))
         row = {"round": number, "prompt": "examples" if shows else "plain", "samples": count,
                "well_formed_share": formed, "kept": len(kept), "kept_share": len(kept) / count}
+        balanced = ", as many of right as of wrong solutions" * (pupil.role == "verifier")
         said = (f"the {pupil.role}'s round {number}: of {count} samples with {'worked examples' * shows}"
                 f"{'the plain prompt' * (not shows)}, {_percent(formed)} are {_up_to_tag(pupil)} and {len(kept)} "
-                f"are kept (right and well formed, at most self.keep={pupil.config[SELF].keep} of a prompt)")
+                f"are kept (right and well formed, at most self.keep={pupil.config[SELF].keep} of a prompt{balanced})"
+                + f"; {too_long} are left out because of their length (max_response, sft.pack_length)" * (too_long > 0))
         if number == 1 and len({one.problem.question for one in kept}) < LEAST_QUESTIONS:
             console.log(_too_few(pupil, sampled, said))
             rounds.append(row)

@@ -176,13 +176,12 @@ def set_split(
     test: tuple[Problem, ...], test_lengths: dict[str, Lengths] | None, mistakes: Mistakes,
 ) -> tuple[int, int]:
     """Set how many problems are held out; returns the numbers for training and for evaluation. Questions of `test`
-    are not trained on, unless it is the training file. Without it some of `problems` are held out."""
+    are not trained on. Without it some of `problems` are held out."""
     config = settings.config
     settings.put("task.validation", min(scale.evaluated, max(1, len(problems) // 10)))
-    set_aside = frozenset()
     if test_lengths is None:
         set_aside = draw_questions(problems, config.task.validation, config.task.data_seed)
-    elif config.task.test != config.task.train:
+    else:
         set_aside = frozenset(question_key(problem.question) for problem in test)
     is_set_aside = np.array([question_key(problem.question) in set_aside for problem in problems], bool)
     training = {role: lengths[role].tokens[~is_set_aside] for role in ROLES}

@@ -50,7 +50,7 @@ def make_math(
     test_problems = test_set.problems if test_set else ()
     evaluated = validation | {question_key(problem.question) for problem in test_problems}
     stage_one = _make_stage_one(config, make_over(config, tokenizers, further, has_remarks), evaluated)
-    tested = frozenset() if task.test == task.train else evaluated - validation  # `split_problems` knows the validation
+    tested = evaluated - validation  # `split_problems` knows the validation
     set_aside = stage_one.heldout | tested
     problems = [problem for problem in train_set.problems if question_key(problem.question) not in set_aside]
     if tested and not problems:
@@ -79,9 +79,7 @@ def make_math(
         test = test_split.train
         notes.append(f"{task.test}: {len(test)} test problems, {test_split.num_too_long} left out because of their "
                      f"length; evaluation uses {min(len(test), config.eval.problems)}")
-        if task.test == task.train:
-            notes.append(f"warning: {task.test} is both trained and evaluated on")
-        elif known := _shared(train_set.problems, test_problems):
+        if known := _shared(train_set.problems, test_problems):
             notes.append(f"{task.train}: {known} problems are left out because {task.test} has the same questions")
     return Task(
         name=task.name,

@@ -15,7 +15,7 @@ from tango_jax.text.tokenizer import Tokenizer
 
 _NO_LIMIT = 1 << 30
 _EMPTY = Problem("", "", "")
-# Spare tokens: a mistake carried through a solution may lengthen some of its numbers.
+# Spare tokens: a mistake carried through a solution may lengthen some of its numbers, another one in each epoch.
 _SPARE = 64
 # A byte is at most one token, and NFC makes at most three bytes of one.
 _TOKENS_PER_BYTE = 3
@@ -103,7 +103,7 @@ def make_over(
         own = config[role]
         if not own.sft.steps:
             return 0
-        spare = _SPARE if role == "verifier" and has_remarks else 0
+        spare = _SPARE if role == "verifier" and has_remarks and config.task.stage_one == "gsm8k" else 0
         tokens = len(tokenizers[role].encode_response(response)) + spare
         over_row = len(prompt) + tokens - own.sft.pack_length if own.sft.pack_length else 0
         return max(tokens - own.max_response, over_row)

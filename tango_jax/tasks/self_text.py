@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,13 +56,15 @@ def is_well_formed(text: str, min_steps: int, is_strict: bool = False) -> bool:
 
 def keep_solutions(
     problems: Sequence[Problem], texts: Sequence[Sequence[tuple[str, bool]]], most: int, min_steps: int,
-    is_strict: bool = False,
+    is_strict: bool = False, fits_fn: Callable[[TaggedRow], bool] = lambda row: True,
 ) -> list[TaggedRow]:
-    """Of each problem's (text, is right) at most `most` different ones that are right and well formed."""
+    """Of each problem's (text, is right) at most `most` different ones that are right, well formed and short enough
+    (`fits_fn`)."""
     kept = []
     for problem, own in zip(problems, texts, strict=True):
         good = dict.fromkeys(text for text, is_right in own if is_right and is_well_formed(text, min_steps, is_strict))
-        kept += [TaggedRow(problem, text, len(parse_solution(text).steps), "") for text in itertools.islice(good, most)]
+        rows = (TaggedRow(problem, text, len(parse_solution(text).steps), "") for text in good)
+        kept += itertools.islice(filter(fits_fn, rows), most)
     return kept
 
 
@@ -125,14 +127,18 @@ def agrees(claim: Claim, verification: str) -> bool:
             and (claim.damaged is None or found.judgements[claim.damaged] is False))
 
 
-def keep_verifications(claims: Sequence[Claim], texts: Sequence[Sequence[str]], most: int) -> list[TaggedRow]:
-    """Of each claim at most `most` different verifications that agree with what is known; as many of right solutions
-    as of wrong ones, in turns, and of the right ones half with a damaged step as far as there are some."""
+def keep_verifications(
+    claims: Sequence[Claim], texts: Sequence[Sequence[str]], most: int,
+    fits_fn: Callable[[TaggedRow], bool] = lambda row: True,
+) -> list[TaggedRow]:
+    """Of each claim at most `most` different verifications that agree with what is known and are short enough
+    (`fits_fn`); of these as many of right solutions as of wrong ones, in turns, and of the right ones half with a
+    damaged step as far as there are some."""
     kept: dict[str, list[TaggedRow]] = {"wrong": [], "right": [], "damaged": []}
     for claim, own in zip(claims, texts, strict=True):
         good = dict.fromkeys(text for text in own if agrees(claim, text))
-        kept[_kind(claim)] += [TaggedRow(claim.problem, claim.text, claim.num_steps, text)
-                               for text in itertools.islice(good, most)]
+        rows = (TaggedRow(claim.problem, claim.text, claim.num_steps, text) for text in good)
+        kept[_kind(claim)] += itertools.islice(filter(fits_fn, rows), most)
     right = _in_turns(kept["damaged"], kept["right"])
     count = min(len(right), len(kept["wrong"]))
     return _in_turns(right[:count], kept["wrong"][:count])

@@ -32,6 +32,10 @@ class TaggedRow(NamedTuple):
             return SftExample(self.problem, "", 0, self.solution)
         return SftExample(self.problem, self.solution, self.num_steps, self.verification)
 
+    def over(self, over_fn: Callable[[str, SftExample], Over]) -> Over:
+        roles = ROLES if self.verification else ("generator",)
+        return Over(*map(max, zip(*(over_fn(role, self.example(role)) for role in roles), strict=True)))
+
 
 class TaggedRows(NamedTuple):
     rows: list[TaggedRow]
@@ -116,16 +120,13 @@ def make_tagged_examples(
     """
     row_of = {row.problem.id: row for row in (*tagged.rows, *tagged.heldout)}
 
-    def over(problem: Problem) -> Over:
-        row = row_of[problem.id]
-        roles = ROLES if row.verification else ("generator",)
-        return Over(*map(max, zip(*(over_fn(role, row.example(role)) for role in roles), strict=True)))
-
     # The held-out loss may be measured on evaluation problems.
     heldout = [row.problem for row in tagged.heldout]
     set_aside = excluded | {question_key(problem.question) for problem in heldout}
     imitated = [row.problem for row in tagged.rows if question_key(row.problem.question) not in set_aside]
-    split = split_examples(imitated, over, num_heldout, seed, heldout)
+    split = split_examples(
+        imitated, lambda problem: row_of[problem.id].over(over_fn), num_heldout, seed, heldout
+    )
     order = {"train": make_problem_order(split.train, seed), "heldout": make_problem_order(split.validation, seed)}
 
     def sft_example(role: str, part: str, index: int) -> SftExample:

@@ -157,7 +157,8 @@ def _selects(turn: Mapping) -> bool:
 def sources_of(workdir: Path) -> Sources:
     summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
     stored = read_provenance(workdir)
-    arm = stored.get("arm")
+    arm = dict(stored.get("arm") or {})
+    arm.pop("further_prompts", None)  # of the task's stage 1, and so not alike in all runs of an arm
     source = "+".join(dict.fromkeys(attempt.get("source", "") for attempt in stored.get("attempts", ())))
     return Sources(summary.get("provenance", {}).get("start", {}), method_digests(stored), weights_digest(stored),
                    source, json.dumps(arm) if arm and arm["name"] not in ARMS else "")

@@ -148,8 +148,8 @@ class RunLog:
 
 def _names_apart(row: dict[str, Any]) -> dict[str, Any]:
     """Loggers draw one curve for each name, so what is measured on other problems gets another name: eval/ before
-    what turns also log, and generator_turn/ or verifier_turn/ before metrics of responses that the turn does not
-    train."""
+    what turns also log, and generator_turn/ or verifier_turn/ before lengths and the like of responses to all prompts
+    but the trained role's own, which turns of both roles may sample."""
     if row["phase"] in TURN_PHASES:
         trained = "generator" if row["phase"] == "generator" else "verifier"
         return {f"{trained}_turn/{name}" if _is_apart(name, trained) else name: value for name, value in row.items()}

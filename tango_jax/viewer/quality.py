@@ -170,14 +170,17 @@ def _stops(items: list[Judged]) -> str:
 
 
 def _by_label(run: Run) -> str:
-    is_chosen = any("generator/label_accuracy" in row for row in run.rows if row["phase"] in VERIFIER_TURNS)
     told = " In the verifier's turns of no_labels solutions are chosen by label: half are labelled right if possible."
-    return told if is_chosen else ""
+    return told if _has_labels(run) else ""
+
+
+def _has_labels(run: Run) -> bool:
+    return any("generator/label_accuracy" in row for row in run.rows if row["phase"] in VERIFIER_TURNS)
 
 
 def _practice(run: Run) -> str:
     told = (" rl.practice chose the problems of the verifier's turns: those that the generator should solve half the "
-            "time.")
+            f"time{', by the labels of no_labels' * _has_labels(run)}.")
     return told if run.settings.get("rl.practice", "all") != "all" else ""
 
 

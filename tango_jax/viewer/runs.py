@@ -57,11 +57,12 @@ def own_samples(workdir: Path) -> list[str]:
     """A line on each role's stage 1 of its own samples (loop/self_stage_one.py), if it had one."""
     lines = []
     for path in sorted((workdir / SELF).glob("*/rounds.json")):
+        balanced = " (as many of right as of wrong solutions)" * (path.parent.name == "verifier")
         stored = read_json_object(path, "leave this run out, or restore the file")
         first, *rounds = stored["rounds"]
         told = "".join(
             f"; round {row['round']}: {row['samples']} samples, {row['well_formed_share']:.0%} well formed up "
-            f"to the closing tag and {row['kept_share']:.0%} kept"
+            f"to the closing tag and {row['kept_share']:.0%} kept{balanced}"
             + (f"; after it, {row['plain_share']:.0%} of the whole plain ones" if "plain_share" in row else "")
             for row in rounds)
         result = f"it starts from round {stored['result']}" if stored["result"] else "it has no stage 1"

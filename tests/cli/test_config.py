@@ -32,7 +32,7 @@ LONGEST = last_letter.longest_texts(2, 3)
 SFT_LENGTH = LONGEST["generator prompt"] + LONGEST["generator response"]
 # Settings of the math task that are right; what is said later of the same key holds.
 MATH = (
-    f"task.name=math task.train={ROWS / 'gsm8k.jsonl'} task.test={ROWS / 'gsm8k.jsonl'} task.stage_one=gsm8k "
+    f"task.name=math task.train={ROWS / 'gsm8k.jsonl'} task.test={ROWS / 'gsm8k_short.jsonl'} task.stage_one=gsm8k "
     "task.validation=2 generator.checkpoint=a/b verifier.checkpoint=a/b "
 )
 SMALL = """
@@ -355,6 +355,8 @@ MISTAKES = [
      r"task\.stage_one=gsm8k needs worked answers .* have the format math: .* generator\.sft\.steps=0 .*own_problems"),
     (f"{MATH} task.test={ROWS / 'tagged.jsonl'}",
      r"task\.test: .*keys wanted of a row in the format math: question or"),
+    (f"{MATH} task.test={ROWS / 'gsm8k.jsonl'}",
+     r"task\.test=.* is task\.train as well, .* leave it empty, and task\.validation problems are held out, or name"),
     (f"{MATH} task.validation=0", r"task\.validation=0 must be at least 1"),
     (f"{MATH} task.train=", r"task\.train is empty: name a problem file, a hub id or one of gsm8k"),
     (f"{MATH} task.train=none.jsonl", r"task\.train: data file none\.jsonl does not exist"),

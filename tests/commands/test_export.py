@@ -239,10 +239,12 @@ def test_the_card_of_a_fork_is_about_its_weights(arm, updates, stages, folder, t
     for role in ("generator", "verifier"):
         config[role].checkpoint, config[role].sft.steps, config[role].init_from = str(folder), 2, config.fork_of
     save_run(tmp_path / "run", config, step=0, updates=updates)
-    stored = {"attempts": [{}], "files": {}, "arm": stored_arm(arm)}
+    stored = {"attempts": [{}], "files": {}, "arm": stored_arm(arm), "fork": {"run": config.fork_of, "turn": 7}}
     (tmp_path / "run" / "provenance.json").write_text(json.dumps(stored))
     for role, stage in zip(("generator", "verifier"), stages, strict=True):
         assert export_title(tmp_path / "run", role).endswith(f", {stage}")
+        assert "weights before the first turn of a fork of before after its turn 7." in (
+            tmp_path / f"run_{role}" / "README.md").read_text()
 
 
 def export_title(workdir: Path, role: str) -> str:

@@ -24,12 +24,15 @@ from tango_jax.loop import run, self_rounds, self_sampling, self_stage_one
 from tango_jax.loop.init_from import UNTRAINED
 from tango_jax.loop.resume import abstract_states
 from tango_jax.loop.stage_one import run_stage_one
+from tango_jax.records import Problem
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta, read_state
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.trees import tree_fingerprint
+from tango_jax.tasks.self_text import Claim
 from tango_jax.tasks.tagged_examples import read_tagged_rows
 from tango_jax.text.prompts import OWN
+from tango_jax.text.templates import judged
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.viewer.runs import own_samples
 
@@ -194,6 +197,21 @@ def test_the_verifier_learns_from_as_many_right_as_wrong_solutions_and_from_dama
     assert damaged > 0
 
 
+def test_what_is_kept_fits_and_is_imitated(config, policies):
+    """Ten judgements of right solutions; of ten of wrong ones, in more tokens, three fit. The kept ones are six."""
+    problems = [Problem(f"p{number}", f"What is {number} + {number + 1}?", str(2 * number + 1)) for number in range(20)]
+    claims = [Claim(one, solution(one, place % 2 == 0, "a"), 2, place % 2 == 0) for place, one in enumerate(problems)]
+    texts = [judged(["a", "b" * (9 if place % 2 == 0 or place < 6 else 40)], [claim.is_right] * 2)
+             for place, claim in enumerate(claims)]
+    tokenizers = {role: policies[role].tokenizer for role in ROLES}
+    config.verifier.max_response = len(tokenizers["verifier"].encode_response(texts[1]))
+    pupil = self_rounds.Pupil(policies["verifier"], config, None, tokenizers, None, None, claims, None, None)
+    kept, too_long = pupil.kept([[self_sampling.Sampled(text, False, None)] for text in texts])
+    assert ["{CORRECT}</final" in row.verification for row in kept] == [True, False] * 3 and too_long == 7
+    made = self_rounds._examples(pupil, kept)
+    assert (made.num_train, made.num_heldout, made.num_too_long) == (5, 1, 0)
+
+
 def test_solutions_to_judge_are_chosen_among_those_that_fit(config, policies, tmp_path, monkeypatch):
     """Each problem's first sample is wrong and too long for the verifier's prompt of 600 tokens; its last one fits."""
     made = [(False, "x" * 700), (True, "a"), (False, "b")]
@@ -302,8 +320,8 @@ def test_where_even_worked_examples_give_nothing_one_line_says_what_helps(
 @pytest.mark.parametrize("script, message, rounds", [
     (Script(SHARES, is_verdict_right=lambda number: False), "the verifier's round 1: of 40 samples with worked examples"
      ", 75 % are well formed up to </final_verification> and 0 are kept (right and well formed, at most self.keep=2 of "
-     "a prompt): 0 of 20 judgements of right solutions and 0 of 20 judgements of wrong solutions are well formed and "
-     "agree with what is known", 2),
+     "a prompt, as many of right as of wrong solutions): 0 of 20 judgements of right solutions and 0 of 20 judgements "
+     "of wrong solutions are well formed and agree with what is known", 2),
     (Script(SHARES, right=1), "of 4 samples of the generator to each problem, all that are well formed and fit "
      "the verifier's prompt are right", 1),
 ])

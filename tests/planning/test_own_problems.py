@@ -157,8 +157,8 @@ def test_questions_of_a_test_file_are_not_counted_for_training(folder, tmp_path)
     assert config.notes.startswith(f"problems: 7 for training, of 12 in {train}, and 5 for evaluation, of 5 in {test}")
     task = make_task(config, {role: start_source(config, role).tokenizer for role in ROLES})
     assert "7 training and 0 validation" in task.notes[0]
-    both = own(folder, train, f"task.test={train}")
-    assert both.notes.startswith(f"problems: 12 for training, of 12 in {train}, and 12 for evaluation")
+    with pytest.raises(SettingsError, match="0 are left for training and 12 for evaluation .* others to evaluate on"):
+        own(folder, train, f"task.test={train}")
 
 
 def test_the_verifier_may_be_another_model_and_either_may_lack_a_chat_template(folder, tmp_path):

@@ -98,7 +98,7 @@ def test_problems_over_the_limits_are_left_out_and_counted(tokenizer, role):
 
 def test_system_turns_that_no_prompt_has_are_told_once_per_file(tokenizer):
     eurus = str(ROWS / "eurus.jsonl")
-    config = math_config("a/b", train=eurus, test=eurus, stage_one="")
+    config = math_config("a/b", train=eurus, test=str(ROWS / "math500.jsonl"), stage_one="")
     said = [note for note in task_of(config, tokenizer).notes if "system turn" in note]
     assert said == [f"{eurus}: 1 of 2 problems have a system turn, which is left out of the prompt: put what a problem "
                     "needs into its user turn"]

@@ -134,6 +134,18 @@ def test_as_many_judgements_of_right_as_of_wrong_solutions_are_kept():
     assert keep_verifications([RIGHT], [[good[RIGHT]]], most=3) == []
 
 
+def test_what_is_too_long_is_left_out_before_as_many_of_each_are_kept():
+    """One of two judgements of wrong solutions fits, so one of three of right ones is kept; and a shorter sample of
+    the same problem takes the place of one that is too long."""
+    right, wrong = verification(True, True, verdict=True), verification(True, False, verdict=False)
+    rows = keep_verifications([RIGHT] * 3 + [WRONG] * 2, [[right]] * 3 + [[wrong], [wrong.replace("remark", "r")]],
+                              most=3, fits_fn=lambda row: len(row.verification) < len(wrong))
+    assert [row.verification for row in rows] == [right, wrong.replace("remark", "r")]
+    texts = [[(solution(0, 1, "long "), True), (solution(0, 1), True)]]
+    rows = keep_solutions(PROBLEMS[:1], texts, 1, 2, fits_fn=lambda row: "long" not in row.solution)
+    assert [row.solution for row in rows] == [solution(0, 1)]
+
+
 def test_kept_rows_are_what_stage_one_reads_from_a_file(tmp_path):
     rows = [*keep_verifications([RIGHT, WRONG], [[verification(True, True, verdict=True)],
                                                  [verification(True, False, verdict=False)]], most=1)]

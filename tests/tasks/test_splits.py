@@ -18,6 +18,7 @@ from tango_jax.records import Problem
 from tango_jax.tasks.gsm8k_examples import make_gsm8k_examples
 from tango_jax.tasks.registry import make_task
 from tango_jax.tasks.splits import split_problems
+from tango_jax.tasks.tagged_examples import read_tagged_rows
 from tango_jax.text.hf_tokenizer import make_tokenizer
 from tango_jax.text.templates import load_template, verifier_prompt
 
@@ -132,8 +133,6 @@ def test_questions_of_the_test_set_are_not_trained_on(tokenizer, tmp_path):
     config.task.test = write_rows(tmp_path / "same.jsonl", rows)
     with pytest.raises(ValueError, match="none of the 20 problems of .* is left to train on: .*choose another task.te"):
         task_of(config, tokenizer)
-    config.task.test = files[0]  # as it is asked for
-    assert any("is both trained and evaluated on" in note for note in task_of(config, tokenizer).notes)
 
 
 # --------------------------------------------------------------------------- solutions that the verifier's prompt cuts
@@ -180,21 +179,35 @@ def test_texts_that_nobody_imitates_leave_no_example_out(tokenizer, stage_one):
         role.max_prompt, role.max_response, role.sft.pack_length = 1000, 1000, 0
 
     def left_out(has_remarks: bool) -> bool:
-        note = make_task(config, dict.fromkeys(ROLES, tokenizer), has_remarks=has_remarks).notes[-1]
+        try:
+            note = make_task(config, dict.fromkeys(ROLES, tokenizer), has_remarks=has_remarks).notes[-1]
+        except ValueError as error:
+            return "examples are within the limits" in str(error)
         return "0 left out because of their length" not in note
 
     task = make_task(config, dict.fromkeys(ROLES, tokenizer), has_remarks=False)
-    examples = [task.sft_example("verifier", "train", index) for index in range(20)]
+    examples = [task.sft_example("verifier", part, index) for part in ("train", "heldout") for index in range(20)]
     # Marks without remarks, of which INCORRECT has two more characters twice.
-    config.verifier.max_response = max(len(tokenizer.encode_response(one.response)) for one in examples) + 4
+    more = 4 * (stage_one == "gsm8k")
+    config.verifier.max_response = max(len(tokenizer.encode_response(one.response)) for one in examples) + more
     assert not left_out(has_remarks=False)
-    with pytest.raises(ValueError, match=r"stage 1: \d of \d examples are within the limits"):
-        left_out(has_remarks=True)
+    assert left_out(has_remarks=True)
     config.verifier.sft.steps, config.verifier.max_response = 0, 1
     assert not left_out(has_remarks=True)
     config.verifier.sft.steps, config.generator.sft.steps = 2, 0
     config.verifier.max_response, config.generator.max_response = 1000, 1
     assert not left_out(has_remarks=True)
+
+
+def test_texts_of_a_file_need_no_room_beyond_their_own_tokens(tokenizer):
+    rows = read_tagged_rows(str(ROWS / "tagged.jsonl"), is_for_verifier=True)
+    config = math_config("a/b", validation=1, stage_one=str(ROWS / "tagged.jsonl"))
+    for role in (config.generator, config.verifier):
+        role.max_prompt, role.max_response, role.sft.pack_length = 1000, 1000, 0
+    longest = max(len(tokenizer.encode_response(row.verification)) for row in rows)
+    for limit, count in ((longest, 0), (longest - 1, 1)):
+        config.verifier.max_response = limit
+        assert f"; {count} left out because of their length" in task_of(config, tokenizer).notes[-1]
 
 
 def test_rows_of_stage_one_need_room_for_the_prompt_that_is_there(tokenizer):

@@ -209,7 +209,8 @@ def write_files(folder: Path) -> Path:
     body = "def get_config(argument):\n    config = default_config()\n    {}\n    return config\n"
     math = "\n    ".join((
         "config.task.name, config.task.validation = 'math', 2",
-        f"config.task.train = config.task.test = {str(ROWS / 'gsm8k.jsonl')!r}",
+        f"config.task.train = {str(ROWS / 'gsm8k.jsonl')!r}",
+        f"config.task.test = {str(ROWS / 'gsm8k_short.jsonl')!r}",
         "config.rl.prompts_per_step = 1", "config.compile_cache = ''",
         "config.generator.checkpoint = config.verifier.checkpoint = 'a/b'",
     ))

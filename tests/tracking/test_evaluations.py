@@ -16,6 +16,7 @@ from tango_jax.tracking.evaluations import (
     method_of,
     read_tables,
     setup_of,
+    sources_of,
     write_table,
 )
 from tango_jax.tracking.learning_curve import Curve, differing
@@ -313,6 +314,17 @@ def test_runs_that_do_not_compare_are_not_read_together(tmp_path, digests, other
                                        "arm_record")}
     write_table([evaluation(0, 0.5, **(others | unknown))], tmp_path / "b.csv")  # of a table that did not record it
     assert len(read_tables([tmp_path / "a.csv", tmp_path / "b.csv"])) == 2
+
+
+def test_an_arm_is_the_same_whatever_prompts_a_tasks_stage_one_teaches(tmp_path):
+    for name, further in (("words", ["second_try"]), ("math", [])):
+        (tmp_path / name).mkdir()
+        arm = stored_arm("second_try") | {"name": "mine", "further_prompts": {"generator": further, "verifier": []}}
+        (tmp_path / name / "provenance.json").write_text(json.dumps({"attempts": [{}], "files": {}, "arm": arm}))
+        (tmp_path / name / "summary.json").write_text("{}")
+        record = sources_of(tmp_path / name).arm_record
+        write_table([evaluation(0, 0.5, task=name, arm="mine", arm_record=record)], tmp_path / f"{name}.csv")
+    assert len(read_tables([tmp_path / "words.csv", tmp_path / "math.csv"])) == 2
 
 
 def test_weights_are_compared_by_the_roles_that_both_arms_use(tmp_path):

@@ -71,6 +71,8 @@ def test_chosen_problems_are_told_beside_the_verdicts_without_dumped_rollouts():
         run = RUN._replace(rows=[row], settings=RUN.settings | {"rl.practice": practice})
         [drawn] = quality.panels(run, [])
         assert ("rl.practice chose the problems" in drawn["caption"]) == is_told
+    [drawn] = quality.panels(run._replace(rows=[row | {"generator/label_accuracy": 0.5}]), [])
+    assert "solve half the time, by the labels of no_labels." in drawn["caption"]
 
 
 def test_confusion():
