@@ -165,7 +165,7 @@ def test_nor_are_arms_that_take_different_weights_of_another_run(is_one_policy, 
 
 def test_prompts_of_a_role_without_stage_one_set_no_arm_apart(tmp_path):
     arms = "ablation.arms=('tango', 'taught_verifier')"
-    with pytest.raises(ValueError, match="tango and taught_verifier learn different prompts"):
+    with pytest.raises(ValueError, match="tango and taught_verifier learn different texts"):
         make_plan(tiny({}, arms), tmp_path)
     make_plan(tiny({}, arms, "verifier.sft.steps=0"), tmp_path)
 
