@@ -83,9 +83,12 @@ def test_the_order_depends_on_the_seed_and_the_test_does_not(tokenizer):
 
 
 @pytest.mark.parametrize("role", ["generator", "verifier"])
-def test_problems_over_the_limits_are_left_out_and_counted(tokenizer, role):
+def test_problems_over_the_limits_are_left_out_and_counted(tokenizer, tmp_path, role):
     """Whichever role cannot read it; the test set is filtered in the same way."""
-    config = math_config("a/b", train=str(ROWS / "gsm8k.jsonl"), stage_one="")
+    rows = [json.loads(line) for line in (ROWS / "gsm8k.jsonl").read_text().splitlines()]
+    train = tmp_path / "train.jsonl"  # other questions of the same lengths
+    train.write_text("".join(json.dumps(row | {"question": row["question"][:-1] + "!"}) + "\n" for row in rows))
+    config = math_config("a/b", train=str(train), stage_one="")
     config.generator.max_prompt = config.verifier.max_prompt = 1000
     assert "7 training and 0 validation problems; 0 left out" in task_of(config, tokenizer).notes[0]
     config[role].max_prompt = 200
