@@ -170,8 +170,8 @@ def test_the_card_of_a_verifier_that_does_not_write_has_no_code_that_lets_it(fol
     (tmp_path / "run" / "provenance.json").write_text(json.dumps(stored))
     cards = {role: (export.export(tmp_path / "run", role, tmp_path / role) / "README.md").read_text()
              for role in ("generator", "verifier")}
-    assert "It does not write: its marks are read in one pass (`python -m tango_jax.judge --scored`)." in \
-        cards["verifier"]
+    said = "As a verifier it does not write: its marks are read in one pass (`python -m tango_jax.judge --scored`)."
+    assert said in cards["verifier"]
     assert "```python" not in cards["verifier"] and VERIFIER_MATH[:80] in cards["verifier"]
     assert "```python" in cards["generator"] and "does not write" not in cards["generator"]
     for role in cards:
