@@ -467,6 +467,22 @@ def test_the_card_tells_of_the_stage_one_of_another_run(other, problems, dataset
     assert metadata_load(card).get("datasets") == datasets
 
 
+@pytest.mark.parametrize("start, places", [("generator", "AA"), ("fresh", "A"), (None, "A")])
+def test_a_verifier_from_another_run_learned_what_it_learned_there(start, places, tmp_path):
+    """B, from which this run's generator starts, taught the verifier nothing. None: the settings of A are gone."""
+    config = default_config()
+    config.generator.sft.steps = config.verifier.sft.steps = 2
+    for name in ("A", "B"):
+        config.verifier.sft.start = start or "fresh"
+        if start or name == "B":
+            save_config(config, tmp_path / name / "config.json")
+    config.verifier.sft.start = "generator"
+    config.generator.init_from, config.verifier.init_from = str(tmp_path / "B"), str(tmp_path / "A")
+    save_config(config, tmp_path / "run/config.json")
+    assert export.stage_ones(tmp_path / "run", "verifier") == [str(tmp_path / name) for name in places]
+    assert export.stage_ones(tmp_path / "run", "generator") == [str(tmp_path / "B")]
+
+
 @pytest.mark.parametrize("is_best, patience, best, said", [
     (True, 0, (0.5, 6, 1), "generator/accuracy on hub:me/sums/test (checkpoint.keep_best)"),
     (False, 2, (0.5, 2, 2), "generator/accuracy on the problems set aside from sums.jsonl (checkpoint.patience=2)"),
