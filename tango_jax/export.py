@@ -99,6 +99,9 @@ def stage_ones(workdir: Path, role: str) -> list[str]:
     run's, or that of another run in init_from; of one policy, and of a verifier that starts as the generator, of each
     role. Empty: none did."""
     settings, is_one = read_config(workdir), has_one_policy(workdir)
+    source = settings[role].init_from
+    if role == "verifier" and source and not is_one:  # that run says what its verifier began with
+        return stage_ones(Path(source).expanduser(), role) if settings_of(source) else [source]
 
     def is_trained(name: str) -> bool:
         own = settings[name]

@@ -3,10 +3,11 @@
     python -m tango_jax.generate --config=llama3_1_70b_teacher --workdir=runs/teacher
 
 The teacher is generator.checkpoint, with the generator's prompts (template, use_chat, max_prompt, max_response and
-buckets). The keys under `generate` set how many solutions are sampled, how, and which are kept. DIR/parts holds all
-solutions, DIR/train.parquet and DIR/validation.parquet the kept ones, DIR/counts.json their numbers. The same command
-resumes; it grades again if the file of `task.grader` has changed. With --config.task.stage_one=DIR, stage 1 trains on
-train.parquet and measures its held-out loss on validation.parquet.
+buckets). The keys under `generate` set how many solutions are sampled, and how. Solutions with steps and a boxed answer
+that were not cut off are kept, wrong ones too. DIR/parts holds all solutions, DIR/train.parquet and
+DIR/validation.parquet the kept ones, DIR/counts.json their numbers. The same command resumes; it grades again if the
+file of `task.grader` has changed. With --config.task.stage_one=DIR, stage 1 trains on train.parquet and measures its
+held-out loss on validation.parquet.
 """
 
 import dataclasses

@@ -182,9 +182,9 @@ def _introduction(
         names = ", ".join(result.name for result in results if result.grader == grader)
         lines.append(f"- {markdown_code(grader)} decides what is right in {names}; these figures do not compare with "
                      "published ones")
-    if settings.samples and not settings.skip_greedy:
-        lines.append("- figures of verifier, format and lengths are of the greedy solutions; the samples have tables "
-                     "for each number of samples")
+    if settings.samples and not settings.skip_greedy and "generator" in models_of(settings):
+        lines.append("- of the sets to solve, figures of verifier, format and lengths are of the greedy solutions; the "
+                     "samples have tables for each number of samples")
     if settings.votes > 1:
         lines.append("- first wrong steps: f1 and accuracy are of the majority of the votes; all other figures of the "
                      "verifier count every vote")

@@ -77,6 +77,9 @@ def check_fixed(config: ConfigDict, score_heads: Mapping[str, str]) -> None:
     require("verifier" not in arm.turns and not shares_policy(config), f"{said}; arm={config.arm} trains the verifier")
     require(not arm.is_scored, f"{said}; is_scored=True of arm={config.arm} is for a verifier that has learned to "
             "write marks: leave it out")
+    count = config.rl.verifications_per_solution  # copies would be counted as cases
+    require(count == 1, f"{said}, the same each time; rl.verifications_per_solution={count} would repeat its "
+            "judgement: set it to 1")
     without_use = {"sft.steps": own.sft.steps, "init_from": own.init_from, "adapter": own.adapter,
                    "model.lora.rank": own.model.lora.rank, "stop_at_first_error": own.stop_at_first_error}
     given = ", ".join(f"verifier.{name}={value}" for name, value in without_use.items() if value)

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_problems, question_key
 from tango_jax.method.load import load_method
-from tango_jax.method.own_arm import arm_or_none
+from tango_jax.method.own_arm import arm_or_none, load_arm
 from tango_jax.method.turn import problems_of_a_draw
 from tango_jax.models.head_precision import LEAST_CAPABILITY
 from tango_jax.models.lora import narrowest_side
@@ -50,7 +50,30 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     `machine`: by default the machine of `planned_for`, or else this one. A plan downloads nothing. Raises ValueError
     where problems or a checkpoint cannot be read, problems are too few or too long, or the models are too large.
     """
-    mistakes, settings = Mistakes(), OpenSettings(config, given)
+    settings, arm = OpenSettings(config, given), config.arm
+    try:
+        config.arm = _fullest_arm(settings)
+        _fit(settings, machine)
+    finally:
+        config.arm = arm
+
+
+def _fullest_arm(settings: OpenSettings) -> str:
+    """Of a given experiment, the arm that trains and samples most, so that there is room for every arm."""
+
+    def size(text: str) -> tuple[int, ...]:
+        try:
+            arm = load_arm(text)
+        except ValueError:  # another check says so
+            return ()
+        return len(arm.turns), arm.uses_verifier, not arm.is_scored, not arm.is_one_policy
+
+    arms = settings.config.ablation.arms if "ablation.arms" in settings.given else ()
+    return max(arms, key=size, default=settings.config.arm)
+
+
+def _fit(settings: OpenSettings, machine: Machine | None) -> None:
+    config, mistakes = settings.config, Mistakes()
     problems: tuple[Problem, ...] = ()
     test: tuple[Problem, ...] = ()
     with mistakes.collected("task.train: "):

@@ -76,7 +76,8 @@ def model_card(
 
 def _use(prompting: Prompting, example: Example, is_adapter: bool, base_folder: str) -> list[str]:
     if prompting.is_scored:
-        return [f"It does not write: its marks are read in one pass (`{typed_command('judge')} --scored`)."]
+        return ["As a verifier it does not write: its marks are read in one pass "
+                f"(`{typed_command('judge')} --scored`)."]
     if is_adapter and not base_folder:
         return ["In this folder:", "", "```python", "from peft import AutoPeftModelForCausalLM",
                 'model = AutoPeftModelForCausalLM.from_pretrained(".")  # and the base that it names', "```"]

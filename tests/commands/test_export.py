@@ -170,8 +170,8 @@ def test_the_card_of_a_verifier_that_does_not_write_has_no_code_that_lets_it(fol
     (tmp_path / "run" / "provenance.json").write_text(json.dumps(stored))
     cards = {role: (export.export(tmp_path / "run", role, tmp_path / role) / "README.md").read_text()
              for role in ("generator", "verifier")}
-    assert "It does not write: its marks are read in one pass (`python -m tango_jax.judge --scored`)." in \
-        cards["verifier"]
+    said = "As a verifier it does not write: its marks are read in one pass (`python -m tango_jax.judge --scored`)."
+    assert said in cards["verifier"]
     assert "```python" not in cards["verifier"] and VERIFIER_MATH[:80] in cards["verifier"]
     assert "```python" in cards["generator"] and "does not write" not in cards["generator"]
     for role in cards:
@@ -465,6 +465,22 @@ def test_the_card_tells_of_the_stage_one_of_another_run(other, problems, dataset
     card = export.export(tmp_path / "run", "generator", tmp_path / "out") / "README.md"
     assert f"- Problems: {problems}\n" in card.read_text()
     assert metadata_load(card).get("datasets") == datasets
+
+
+@pytest.mark.parametrize("start, places", [("generator", "AA"), ("fresh", "A"), (None, "A")])
+def test_a_verifier_from_another_run_learned_what_it_learned_there(start, places, tmp_path):
+    """B, from which this run's generator starts, taught the verifier nothing. None: the settings of A are gone."""
+    config = default_config()
+    config.generator.sft.steps = config.verifier.sft.steps = 2
+    for name in ("A", "B"):
+        config.verifier.sft.start = start or "fresh"
+        if start or name == "B":
+            save_config(config, tmp_path / name / "config.json")
+    config.verifier.sft.start = "generator"
+    config.generator.init_from, config.verifier.init_from = str(tmp_path / "B"), str(tmp_path / "A")
+    save_config(config, tmp_path / "run/config.json")
+    assert export.stage_ones(tmp_path / "run", "verifier") == [str(tmp_path / name) for name in places]
+    assert export.stage_ones(tmp_path / "run", "generator") == [str(tmp_path / "B")]
 
 
 @pytest.mark.parametrize("is_best, patience, best, said", [

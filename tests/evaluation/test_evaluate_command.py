@@ -123,6 +123,7 @@ def test_generator_and_verifier_together(tokenizer, tmp_path, monkeypatch):
     # Greedy: right and called so, wrong and not judged. F1 of the class correct 1, of incorrect 0.
     assert (found["greedy", 1], found["verifier_outcome_f1", 0], found["verifier_rate_invalid", 0]) == (0.5, 0.5, 0.5)
     page = (tmp_path / "out/tables.md").read_text()
+    assert "figures of verifier, format and lengths are of the greedy solutions" in page
     row = next(line for line in page.splitlines() if line.startswith("| best of k by the share of approved steps"))
     assert re.findall(r"(?<=\| )[\d.]+", row) == ["37.5", "54.2", "75.0", "25.0"]  # 54.2: (3.5/6 + 3/6) / 2
 
@@ -252,8 +253,9 @@ LABELS = [-1, 1, 0, -1, 0]  # of processbench.jsonl, whose solutions have 3, 3, 
 ])
 def test_processbench(tokenizer, tmp_path, monkeypatch, texts, f1, erroneous, correct, misaligned):
     votes = len(texts[0])
-    verifier = judge(tokenizer, lambda number, sample, vote: verification("CORRECT", *texts[number][vote]), votes=votes)
-    settings = settings_of(tmp_path, f"--votes={votes}", "--verifier=a/b", checkpoint=None,
+    verifier = judge(tokenizer, lambda number, sample, vote: verification("CORRECT", *texts[number][vote]), samples=2,
+                     votes=votes)
+    settings = settings_of(tmp_path, f"--votes={votes}", "--samples=2", "--verifier=a/b", checkpoint=None,
                            sets=f"processbench_math:{ROWS / 'processbench.jsonl'}")
     result = evaluate(monkeypatch, settings, None, verifier)["processbench_math"]
     found = figures(result)
@@ -261,7 +263,8 @@ def test_processbench(tokenizer, tmp_path, monkeypatch, texts, f1, erroneous, co
     assert (found["accuracy_erroneous", 0], found["accuracy_correct", 0]) == pytest.approx((erroneous, correct))
     assert found["rate_misaligned", 0] == pytest.approx(misaligned)
     assert np.ptp(result.draws_J[np.isfinite(result.draws_J)]) > 0  # an F1 of 0 is not certain in an average, either
-    assert ("are of the majority of the votes" in (tmp_path / "tables.md").read_text()) == (votes > 1)
+    page = (tmp_path / "tables.md").read_text()
+    assert ("are of the majority of the votes" in page) == (votes > 1) and "greedy solutions" not in page
     rows = [json.loads(line) for line in (tmp_path / "rows/processbench_math.jsonl").read_text().splitlines()]
     assert [row["gold_first_wrong"] for row in rows] == LABELS and len(rows[0]["verifications"]) == votes
 

@@ -171,6 +171,7 @@ def test_only_solutions_are_judged(folder):
     (["verifier.sft.steps=3"], r"; leave out verifier.sft.steps=3$"),
     (["verifier.model.lora.rank=4"], r"; leave out verifier.model.lora.rank=4$"),
     (["verifier.stop_at_first_error=True"], r"; leave out verifier.stop_at_first_error=True$"),
+    (["rl.verifications_per_solution=2"], r"; rl.verifications_per_solution=2 would repeat .*: set it to 1$"),
 ])
 def test_only_a_fixed_verifier_is_a_reward_model(folder, overrides, message):
     with pytest.raises(ValueError, match=f"verifier.checkpoint={folder} is a process reward model, .*{message}"):
@@ -196,8 +197,8 @@ def test_arms_that_do_not_train_the_verifier_take_one(folder, arm):
 
 
 def test_its_verifications_are_of_no_batch_of_rows(folder):
-    validate(config_of(folder, "rl.samples_per_prompt=4", "rl.verifications_per_solution=4",
-                       "verifier.row_buckets=(6,)"))
+    load_method(config_of(folder, "rl.samples_per_prompt=4", "rl.verifications_per_solution=4",
+                          "verifier.row_buckets=(6,)"))
 
 
 def test_templates_belong_to_their_models(folder, tmp_path):

@@ -13,6 +13,7 @@ from support.own_problems import ROOMY_CPU, write_problems
 from support.paths import ROWS
 from support.reward_models import write_qwen_folder
 from support.tiny_checkpoints import MODEL, save_run, write_tiny_folder, write_tiny_gguf
+from tango_jax.ablation.planned_runs import make_plan
 from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import load_shipped
 from tango_jax.cli.validation import validate
@@ -413,6 +414,20 @@ def test_the_notes_are_of_what_the_arm_does(folder, tmp_path):
     assert "rl.generator_steps=20 after rl.warmup_steps=2" in fixed and "every problem once" not in fixed
     more = own(folder, problems, "self.problems=500").notes  # 180 of the 200 are for training
     assert "self.problems=500 (180 are there) x self.samples=4 = 720 samples" in more
+
+
+@pytest.mark.parametrize("arms, arm, steps, told, decoded", [
+    ("('scored','grpo')", "tango", 0, "after rl.warmup_steps=2", "16 rows of the generator are decoded"),
+    ("('tango','grpo')", "grpo", 32, "after rl.warmup_steps=2", "and 16 rows of the verifier are decoded"),
+    ("('fixed_generator',)", "tango", 32, "rl.generator_steps=20 after", "; at a time, 16 rows of the generator"),
+    ("('grpo',)", "tango", 0, "after no warm-up", "and 4 of the generator are trained on"),
+])
+def test_settings_suit_every_arm_of_an_experiment(folder, tmp_path, arms, arm, steps, told, decoded):
+    problems = write_problems(tmp_path / "problems.jsonl", 200)
+    config = own(folder, problems, f"ablation.arms={arms}", f"arm={arm}")
+    assert (config.arm, config.verifier.sft.steps) == (arm, steps)
+    assert told in config.notes and decoded in config.notes
+    make_plan(config, tmp_path / "runs")
 
 
 def test_each_role_of_stage_one_learns_at_the_rate_of_its_size():
