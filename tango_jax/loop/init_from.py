@@ -83,8 +83,8 @@ def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: di
 
 
 def what_it_lacks(config: ConfigDict, role: str, source: str) -> str:
-    """The end of a line: what the stage 1 that this role starts from lacks for this run; or "". One policy in both
-    roles learns the generator's texts first, then those of both roles as the verifier."""
+    """The end of a line: what the stage 1 that this role starts from lacks for this run; or "". A shared policy learns
+    the generator's texts first. Its stage 1 as the verifier follows, and holds the texts of both roles."""
     arm = read_provenance(Path(source).expanduser()).get("arm") or {}
     theirs, method, is_shared = arm.get("further_prompts"), load_method(config), shares_policy(config)
     held = ROLES if role == "verifier" and _had_one_policy(source) else (role,)

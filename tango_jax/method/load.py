@@ -28,7 +28,6 @@ from tango_jax.tasks.own_grader import check_goes_by_answer
 from tango_jax.tasks.registry import LOOKED_AT, example_problem, teaches_further_prompts
 from tango_jax.tasks.task import Task
 from tango_jax.text.prompts import OWN, PROMPTS, SCORED, SECOND_JUDGEMENT, SECOND_TRY, Prompt
-from tango_jax.weights.source import score_head_of
 
 # Errors of sampling, not of the function that called it.
 NOT_OF_THE_TURN = (FloatingPointError, jax.errors.JaxRuntimeError, OutOfMemory, hosts.Preempted)
@@ -248,8 +247,8 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Met
         f"{trained.samples} draws from each text, which is read once: return scored.on_one_text(t, lesson) from the "
         "turn, as scored.judge_drawn does (tango_jax/method/scored.py), or set is_scored=False",
     )
-    for sampler in {call.prompt.role for call in rehearsal.calls.values() if call.samples == rl.samples_per_prompt
-                    and not call.prompt.is_scored and not score_head_of(config[call.prompt.role].checkpoint)}:
+    for sampler in {call.prompt.role for call in rehearsal.calls.values()
+                    if call.samples == rl.samples_per_prompt and not call.prompt.is_scored}:
         check_rows(config, sampler, "rl.samples_per_prompt", rl.samples_per_prompt, mistakes)
     if rehearsal.scored:
         mistakes.require(

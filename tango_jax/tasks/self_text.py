@@ -87,8 +87,8 @@ def claims_of(
 
 
 def choose_claims(claims: Sequence[Claim], count: int) -> list[Claim]:
-    """The first: half wrong, a quarter right, a quarter right with a damaged step, as far as there are some, in turns.
-    Of a count of 1, one wrong and one right."""
+    """At most `count` claims, the kinds in turns: half are wrong, a quarter right, a quarter right with a damaged step.
+    A kind with too few claims is not filled up. A count of 1 gives one wrong and one right claim."""
     kinds: dict[str, list[Claim]] = {"wrong": [], "right": [], "damaged": []}
     for claim in claims:
         kinds[_kind(claim)].append(claim)
@@ -131,9 +131,9 @@ def keep_verifications(
     claims: Sequence[Claim], texts: Sequence[Sequence[str]], most: int,
     fits_fn: Callable[[TaggedRow], bool] = lambda row: True,
 ) -> list[TaggedRow]:
-    """Of each claim at most `most` different verifications that agree with what is known and are short enough
-    (`fits_fn`); of these as many of right solutions as of wrong ones, in turns, and of the right ones half with a
-    damaged step as far as there are some."""
+    """At most `most` different verifications of each claim, which agree with its label and are short enough
+    (`fits_fn`). Right and wrong solutions are balanced, in turns. Half of the right ones have a damaged step, if there
+    are enough."""
     kept: dict[str, list[TaggedRow]] = {"wrong": [], "right": [], "damaged": []}
     for claim, own in zip(claims, texts, strict=True):
         good = dict.fromkeys(text for text in own if agrees(claim, text))

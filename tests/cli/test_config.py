@@ -420,7 +420,7 @@ def test_a_mistaken_setting_is_refused(small, overrides, message):
     "arm=gold_steps rl.step_reward=probability generator.loss.step_norm=first_error",
     "arm=gold_steps rl.judge=failed rl.dynamic_sampling=1",
     "arm=gold_steps rl.judge=failed generator.loss.algorithm=reinforce_pp generator.loss.step_norm=elements",
-    # This verifier's stage 1 is that of another run.
+    # The verifier takes its stage 1 from another run.
     f"{MATH} task.stage_one=self generator.sft.steps=1 verifier.sft.steps=1 verifier.init_from=a "
     "verifier.stop_at_first_error=true verifier.template=math_first_error",
     # It reads marks, in no batch of rows.

@@ -196,11 +196,6 @@ def test_arms_that_do_not_train_the_verifier_take_one(folder, arm):
     validate(config_of(folder, f"arm={arm}"))
 
 
-def test_its_verifications_are_of_no_batch_of_rows(folder):
-    load_method(config_of(folder, "rl.samples_per_prompt=4", "rl.verifications_per_solution=4",
-                          "verifier.row_buckets=(6,)"))
-
-
 def test_templates_belong_to_their_models(folder, tmp_path):
     with pytest.raises(ValueError, match="^verifier.template=math is for a model that writes, .*: set it to trl_prm"):
         policies_of(config_of(folder, "verifier.template=math"))

@@ -231,7 +231,8 @@ def test_what_does_not_combine_is_refused_in_one_line(overrides, told):
 
 
 def test_its_stage_one_may_be_that_of_another_run():
-    load_method(tiny("scored", "task.stage_one=self", "verifier.sft.steps=2", "verifier.init_from=runs/scored"))
+    settings = ("task.stage_one=self", "verifier.sft.steps=2", "verifier.init_from=runs/scored")
+    assert load_method(tiny("scored", *settings)).arm.is_scored
 
 
 def test_draws_have_a_reward_of_ones_own_and_a_likelihood_has_none():

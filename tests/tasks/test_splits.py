@@ -187,7 +187,7 @@ def test_texts_that_nobody_imitates_leave_no_example_out(tokenizer, stage_one):
 
     task = make_task(config, dict.fromkeys(ROLES, tokenizer), has_remarks=False)
     examples = [task.sft_example("verifier", part, index) for part in ("train", "heldout") for index in range(20)]
-    # Marks without remarks, of which INCORRECT has two more characters twice.
+    # Marks without remarks. INCORRECT has two characters more than CORRECT, and is there twice.
     more = 4 * (stage_one == "gsm8k")
     config.verifier.max_response = max(len(tokenizer.encode_response(one.response)) for one in examples) + more
     assert not left_out(has_remarks=False)
