@@ -4,6 +4,7 @@ After a change to one, `PYTHONPATH=tests python -m support.notebook_runs noteboo
 stores its outputs.
 """
 
+import ast
 import base64
 import dataclasses
 import io
@@ -132,6 +133,14 @@ def test_stored_figures(name, stored):
 def test_stored_outputs_tell_nothing_of_a_machine(stored):
     texts = [output.get("text") or output.data.get("text/plain", "") for output in outputs_of(stored)]
     assert [text for text in texts if MACHINE_PATH.search(text)] == []
+
+
+def test_what_is_imported_is_there(stored):
+    sources = [cell.source for cell in stored.cells if cell.cell_type == "code"]
+    trees = [ast.parse(re.sub(r"^\s*[%!].*$", "", source, flags=re.MULTILINE)) for source in sources]
+    for node in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)):
+        if node.module.split(".")[0] == "tango_jax":
+            exec(ast.unparse(node), {})
 
 
 @pytest.mark.long
