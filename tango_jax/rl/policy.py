@@ -22,6 +22,7 @@ from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.packing import pack_shape
 from tango_jax.rl.score import make_score
 from tango_jax.rl.update import LossConfig, init_state, make_policy_loss, make_update
+from tango_jax.runtime.ahead import quick_options
 from tango_jax.runtime.checks import cut
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.given_text import TextReader, make_text_reader
@@ -249,7 +250,8 @@ def make_state(
         params, base = split(weights)
         return copied(params).replace(base=base)
 
-    return jax.jit(fresh, out_shardings=shardings), restart, shardings
+    fresh_fn = jax.jit(fresh, out_shardings=shardings, compiler_options=quick_options(placement.train))
+    return fresh_fn, restart, shardings
 
 
 def make_freeze(model: ModelConfig, placement: Placement) -> Callable:

@@ -13,6 +13,7 @@ from tango_jax.models import transformer
 from tango_jax.models.attention import attention_of, make_packed_attention, make_shared_prefix_attention
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Batch
+from tango_jax.runtime.ahead import quick_options
 from tango_jax.sharding import collectives
 from tango_jax.sharding.placement import BATCH_AXES
 
@@ -173,7 +174,7 @@ def make_score(model_config: ModelConfig, temperature: float, chunk: int, mesh: 
 
     score_micro = collectives.over_shards(score_shard, mesh, P(BATCH_AXES))
 
-    @functools.partial(jax.jit, out_shardings=out_sharding)
+    @functools.partial(jax.jit, out_shardings=out_sharding, compiler_options=quick_options(mesh))
     def score(params: dict, batch: Batch) -> jax.Array:
         def body(index: jax.Array, logp_NZRT: jax.Array) -> jax.Array:
             with jax.named_scope("score"):

@@ -1,5 +1,6 @@
 """Supervised fine-tuning: the update of rl/update.py with the negative log-likelihood and stage 1's optimizer."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from tango_jax.rl.optimizer import make_optimizer
 from tango_jax.rl.policy import Policy, make_state
 from tango_jax.rl.score import micro_batch, token_logps
 from tango_jax.rl.update import TokenRows, make_update
+from tango_jax.runtime.ahead import quick_options
 from tango_jax.sharding import collectives
 
 WEIGHT_DECAY, CLIP_NORM = 0.01, 1.0
@@ -37,7 +39,7 @@ def make_sft(policy: Policy) -> Sft:
     optimizer = make_optimizer(settings, model.lora is not None, cosine_to=cosine_to, b2=sft.optimizer.b2)
     init, restart, shardings = make_state(model, optimizer, policy.placement)
     loss_fn = make_nll_loss(model, policy.config.logp_chunk, mesh)
-    return Sft(init, restart, make_update(optimizer, loss_fn, shardings), make_loss(loss_fn), shardings)
+    return Sft(init, restart, make_update(optimizer, loss_fn, shardings), make_loss(loss_fn, mesh), shardings)
 
 
 def make_nll_loss(model_config: ModelConfig, logp_chunk: int, mesh: Mesh | None = None) -> Callable:
@@ -53,10 +55,10 @@ def make_nll_loss(model_config: ModelConfig, logp_chunk: int, mesh: Mesh | None 
     return collectives.over_shards(loss_fn, mesh, P())
 
 
-def make_loss(loss_fn: Callable) -> Callable:
+def make_loss(loss_fn: Callable, mesh: Mesh | None = None) -> Callable:
     """Build the jitted `loss(weights, batch) -> float32[]` of the whole batch, without an update."""
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=quick_options(mesh))
     def loss(weights: dict, batch: Batch) -> jax.Array:
         def body(index: jax.Array, total: jax.Array) -> jax.Array:
             return total + loss_fn(weights, micro_batch(batch, index))[0]

@@ -19,6 +19,7 @@ from tango_jax.records import Batch, TrainState, with_base
 from tango_jax.rl import losses
 from tango_jax.rl.rows import MAX_SEGMENTS
 from tango_jax.rl.score import micro_batch, token_logps
+from tango_jax.runtime.ahead import quick_options
 from tango_jax.sharding import collectives
 
 GAP_TOLERANCE = 0.1  # a token counts as off when sampler and trainer probabilities differ by more than this share
@@ -144,8 +145,9 @@ def make_update(
         metrics |= {name: value / jnp.maximum(tokens, 1) for name, value in sums.items()} | maxima
         return state.replace(params=params, opt_state=opt_state, step=state.step + 1), metrics
 
-    out_shardings = None if shardings is None else (shardings, NamedSharding(shardings.step.mesh, P()))
-    return jax.jit(update, donate_argnums=0, out_shardings=out_shardings)
+    mesh = None if shardings is None else shardings.step.mesh
+    out_shardings = None if mesh is None else (shardings, NamedSharding(mesh, P()))
+    return jax.jit(update, donate_argnums=0, out_shardings=out_shardings, compiler_options=quick_options(mesh))
 
 
 def _useful_share(batch: Batch) -> jax.Array:

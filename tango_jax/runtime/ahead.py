@@ -5,11 +5,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
 import jax
+from jax.sharding import Mesh
 
 from tango_jax.runtime.machine import num_cpus
 
 # XLA compiles without Python's lock. A large model's program takes a few GB of host memory.
 MOST_AT_A_TIME = 8
+
+
+def quick_options(mesh: Mesh | None) -> dict[str, int]:
+    """`compiler_options`: on CPUs the compiler's lower level, which takes less time. The functions are as fast, since
+    they wait for memory or for products, which come from a library. Other platforms keep their own level."""
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    return {"xla_backend_optimization_level": 1} if platform == "cpu" else {}
 
 
 class CompileAhead:

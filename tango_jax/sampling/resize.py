@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from tango_jax.models import cache as kv
-from tango_jax.runtime.ahead import CompileAhead
+from tango_jax.runtime.ahead import CompileAhead, quick_options
 from tango_jax.sampling.decode import DecodeState, Rows, shardings_of
 
 Layer = tuple[kv.Cached, ...]  # keys and values of a layer
@@ -34,8 +34,8 @@ def make_resize_fns(mesh: Mesh | None, key_axis: int = -1) -> ResizeFns:
         grow_layer=jax.jit(
             lambda bucket, layer: kv.fit_columns(bucket, *layer, key_axis), static_argnums=0, out_shardings=of_layer
         ),
-        compact_layer=jax.jit(_compact_layer, out_shardings=of_layer),
-        compact_rest=jax.jit(_compact_rest, out_shardings=of_rows),
+        compact_layer=jax.jit(_compact_layer, out_shardings=of_layer, compiler_options=quick_options(mesh)),
+        compact_rest=jax.jit(_compact_rest, out_shardings=of_rows, compiler_options=quick_options(mesh)),
     )
 
 

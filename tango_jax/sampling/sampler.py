@@ -12,6 +12,7 @@ from tango_jax.models import decode_layers, transformer
 from tango_jax.models.decode_attention import decode_attention_of
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.records import Rollout
+from tango_jax.runtime.ahead import quick_options
 from tango_jax.sampling import decode
 from tango_jax.sampling.batches import BatchDriver
 from tango_jax.sampling.buckets import SamplerConfig
@@ -71,13 +72,19 @@ def make_sampler(
         # Pinned, so that each function takes another's result without compiling again.
         specs = state_specs()
         decode_fn = functools.partial(decode.decode, model_config, stop_ids, mesh=mesh)
-        decode_fn = jax.jit(decode_fn, donate_argnums=1, out_shardings=shardings_of(mesh, specs))
+        decode_fn = jax.jit(
+            decode_fn, donate_argnums=1, out_shardings=shardings_of(mesh, specs), compiler_options=quick_options(mesh)
+        )
         prefill_fn = jax.jit(
             functools.partial(decode.prefill, model_config, mesh),
             out_shardings=shardings_of(mesh, (specs.prefix, logits_spec(mesh, model_config.vocab_size))),
+            compiler_options=quick_options(mesh),
         )
         begin_fn = functools.partial(decode.begin, model_config, stop_ids, config.cache_buckets[0], max_new, mesh)
-        begin_fn = jax.jit(begin_fn, out_shardings=shardings_of(mesh, (specs.suffix, specs.step, specs.rows)))
+        begin_fn = jax.jit(
+            begin_fn, out_shardings=shardings_of(mesh, (specs.suffix, specs.step, specs.rows)),
+            compiler_options=quick_options(mesh),
+        )
         resize_fns = make_resize_fns(mesh, kv.key_axis(model_config))
         driver = BatchDriver(config, stop_ids, prefill_fn, begin_fn, decode_fn, resize_fns)
     return Sampler(config, placement, jax.jit(split, out_shardings=weight_shardings), driver)

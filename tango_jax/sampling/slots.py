@@ -21,7 +21,7 @@ from tango_jax.models import cache as kv
 from tango_jax.models.attention import AttendFn
 from tango_jax.models.decode_attention import make_part_attention
 from tango_jax.models.transformer import ModelConfig
-from tango_jax.runtime.ahead import CompileAhead
+from tango_jax.runtime.ahead import CompileAhead, quick_options
 from tango_jax.sampling.buckets import Shape
 from tango_jax.sampling.decode import (
     Rows,
@@ -91,6 +91,7 @@ def slot_specs() -> SlotState:
 def make_slot_fns(
     config: ModelConfig, stop_ids: tuple[int, ...], max_prompt: int, max_new: int, mesh: Mesh | None
 ) -> SlotFns:
+    quickly = quick_options(mesh)
     state, rows, heads = slot_specs(), PartitionSpec("rows"), PartitionSpec("rows", "tensor")
     of_cache, everywhere = PartitionSpec(None, "rows", "tensor"), PartitionSpec()
     new_rows = NewRows(**{field.name: rows for field in dataclasses.fields(NewRows)} | {"key_data": everywhere})
@@ -100,7 +101,7 @@ def make_slot_fns(
         if mesh is not None:
             fn = jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
         # Pinned, so that each function takes another's result without compiling again.
-        return jax.jit(fn, out_shardings=shardings_of(mesh, out_specs), **settings)
+        return jax.jit(fn, out_shardings=shardings_of(mesh, out_specs), compiler_options=quickly, **settings)
 
     def resize_layer(columns: int, layer: tuple, keep_B: jax.Array) -> tuple:
         resize_fn = functools.partial(_resize_layer, kv.key_axis(config), columns)
@@ -114,13 +115,16 @@ def make_slot_fns(
         make_empty=jax.jit(
             functools.partial(empty_slots, config, max_new), static_argnums=0, out_shardings=shardings_of(mesh, state)
         ),
-        read=jax.jit(functools.partial(_read, config, max_prompt, mesh), out_shardings=shardings_of(mesh, read)),
+        read=jax.jit(
+            functools.partial(_read, config, max_prompt, mesh), out_shardings=shardings_of(mesh, read),
+            compiler_options=quickly,
+        ),
         insert=jit(insert, (state, read, rows, new_rows, everywhere), state, donate_argnums=0),
         save=jit(_save, (state, rows), (rows, of_cache)),
         restore=jit(functools.partial(_restore, max_new), (state, of_cache, new_rows), state, donate_argnums=0),
         decode=jax.jit(
             functools.partial(decode_slots, config, stop_ids, mesh), donate_argnums=1,
-            out_shardings=shardings_of(mesh, state),
+            out_shardings=shardings_of(mesh, state), compiler_options=quickly,
         ),
         resize_layer=jax.jit(resize_layer, static_argnums=0, out_shardings=shardings_of(mesh, heads)),
         cache_sharding=shardings_of(mesh, of_cache),
