@@ -52,11 +52,13 @@ def after_evaluation(
     best: Best | None, metrics: Mapping[str, float], name: str, turn: int, is_trained: bool
 ) -> Best | None:
     """Of equal values the first is the best; NaN is none. `is_trained`: the turns since the evaluation before trained
-    the metric's role."""
+    the metric's role. While none did, the newest is the best: its value is the same, and the other role may have
+    learned, as a verifier does in its warm-up."""
     value = float(metrics.get(name, math.nan))
     if best is None:
         return None if math.isnan(value) else Best(value, turn)
-    return Best(value, turn) if value > best.value else best._replace(misses=best.misses + is_trained)
+    is_same = not is_trained and best.misses == 0 and value == best.value
+    return Best(value, turn) if value > best.value or is_same else best._replace(misses=best.misses + is_trained)
 
 
 def is_over(best: Best | None, patience: int) -> bool:

@@ -260,3 +260,13 @@ def test_the_first_of_equal_values_is_the_best_and_nan_is_none():
     assert best == Best(0.5, 3, misses=1)
     assert after_evaluation(best, {}, "generator/x", 5, True) == Best(0.5, 3, misses=2)
     assert after_evaluation(best, {}, "generator/x", 5, False) == best
+
+
+def test_the_best_checkpoint_has_the_newest_of_a_role_that_the_metric_does_not_measure():
+    """The warm-up leaves the generator's accuracy as it was: the checkpoint after it has the verifier that learned."""
+    best, name = Best(0.5, 0), "generator/accuracy"
+    best = after_evaluation(best, {name: 0.5}, name, 20, False)
+    assert best == Best(0.5, 20)
+    worse = after_evaluation(best, {name: 0.25}, name, 30, True)
+    assert worse == Best(0.5, 20, misses=1)
+    assert after_evaluation(worse, {name: 0.5}, name, 31, False) == worse  # another generator with the same accuracy
