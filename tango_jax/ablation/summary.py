@@ -25,6 +25,7 @@ from tango_jax.tracking.learning_curve import (
     tokens_to,
     trains_generator,
 )
+from tango_jax.tracking.scores import LEFT_OUT
 
 METHODS = f"""\
 Accuracy is greedy, on held-out problems. Its mean is over generator steps (the area under the curve). Steps and tokens
@@ -40,7 +41,8 @@ include the warm-up, and its curves and steps begin after it. Tokens are those s
 sampled, read and were updated with (tango_jax/tracking/turn_flops.py); tables of earlier versions have none.
 Step F1 on live solutions is of the judgements in the generator's turns, of several of a solution the first. In arms
 with step rewards they give these. They are sampled; but scored arms draw their marks only where
-rl.verifications_per_solution is above 1, and a process reward model draws none."""
+rl.verifications_per_solution is above 1, and a process reward model draws none.
+{LEFT_OUT[0].upper()}{LEFT_OUT[1:]}."""
 
 
 def summarize(rows: Sequence[Evaluation]) -> str:

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from tango_jax.config import ROLES, default_config
 from tango_jax.evaluation.cost import CostBasis
 from tango_jax.evaluation.judging import open_verifier
-from tango_jax.evaluation.measures import SetResult, judge_result, solve_result
+from tango_jax.evaluation.measures import SetResult, judge_result, solve_result, value_of
 from tango_jax.evaluation.output import write_rows, write_tables
 from tango_jax.evaluation.responses import claims_of, judge_shard, read_judged, read_solved, samples_of, solve_shard
 from tango_jax.evaluation.sets import EvalSet, JudgeSet, SolveSet, grader_name, open_sets
@@ -25,6 +25,7 @@ from tango_jax.runtime.model_text import markdown_code
 from tango_jax.sampling.checkpoint_sampler import CheckpointSampler, open_checkpoint_sampler
 from tango_jax.tasks.own_grader import load_grader, try_grader
 from tango_jax.text.templates import generator_prompt, verifier_prompt
+from tango_jax.tracking.scores import LEFT_OUT
 from tango_jax.weights.source import kind_of
 from tango_jax.weights.workdir import read_config
 
@@ -76,6 +77,8 @@ def evaluate_checkpoint(settings: Settings, console: Console) -> list[SetResult]
             write_rows(settings.out, eval_set, rows, verifications)
     if hosts.is_first():
         write_tables(settings.out, _introduction(settings, results, samplers), results, console)
+        for note in _of_left_out(results, samplers):
+            console.log(note)
     return results
 
 
@@ -172,6 +175,11 @@ def _rows_of(eval_set: EvalSet, shards: Sequence[Shard], rows: Sequence[list]) -
     return [row for shard, part in zip(shards, rows, strict=True) if shard.set is eval_set for row in part]
 
 
+def _of_left_out(results: Sequence[SetResult], samplers: Mapping[str, CheckpointSampler]) -> list[str]:
+    has_steps = any(value_of(result, "verifier_step_f1") for result in results)
+    return [LEFT_OUT] * (has_steps and samplers["verifier"].stops)
+
+
 def _introduction(
     settings: Settings, results: Sequence[SetResult], samplers: Mapping[str, CheckpointSampler]
 ) -> str:
@@ -188,6 +196,7 @@ def _introduction(
     if settings.votes > 1:
         lines.append("- first wrong steps: f1 and accuracy are of the majority of the votes; all other figures of the "
                      "verifier count every vote")
+    lines += [f"- {note}" for note in _of_left_out(results, samplers)]
     for role, name in models_of(settings).items():
         if chosen_by := samplers[role].chosen_by:
             # Training ends by patience after an evaluation that was not better.

@@ -30,9 +30,15 @@ class Best(NamedTuple):
     misses: int = 0  # evaluations since then, each after turns that train the role
 
 
-def role_of(name: str) -> str:
-    """Whose weights the metric compares; second tries are the generator's."""
-    return "verifier" if name.startswith("verifier/") else "generator"
+def role_of(name: str, trained: Collection[str]) -> str:
+    """Whose weights the metric compares. `trained`: the roles that the run trains. Second tries depend on both roles:
+    the verifier chooses them and is in their prompt."""
+    is_verifiers = name.startswith("verifier/") or (name.startswith("second_try/") and "generator" not in trained)
+    return "verifier" if is_verifiers else "generator"
+
+
+def role_of_best(config: ConfigDict) -> str:
+    return role_of(config.checkpoint.keep_best, trained_roles(config, make_schedule(config).turns()))
 
 
 def trained_roles(config: ConfigDict, turns: Collection[Place]) -> set[str]:
@@ -43,13 +49,16 @@ def trained_roles(config: ConfigDict, turns: Collection[Place]) -> set[str]:
 
 
 def after_evaluation(
-    best: Best | None, metrics: Mapping[str, float], name: str, turn: int, trained: Collection[str]
+    best: Best | None, metrics: Mapping[str, float], name: str, turn: int, is_trained: bool
 ) -> Best | None:
-    """Of equal values the first is the best; NaN is none. `trained`: `trained_roles` since the evaluation before."""
+    """Of equal values the first is the best; NaN is none. `is_trained`: the turns since the evaluation before trained
+    the metric's role. While none did, the newest is the best: its value is the same, and the other role may have
+    learned, as a verifier does in its warm-up."""
     value = float(metrics.get(name, math.nan))
     if best is None:
         return None if math.isnan(value) else Best(value, turn)
-    return Best(value, turn) if value > best.value else best._replace(misses=best.misses + (role_of(name) in trained))
+    is_same = not is_trained and best.misses == 0 and value == best.value
+    return Best(value, turn) if value > best.value or is_same else best._replace(misses=best.misses + is_trained)
 
 
 def is_over(best: Best | None, patience: int) -> bool:
@@ -66,7 +75,7 @@ def check_keep_best(config: ConfigDict, task: Task, method: Method) -> None:
     # Solutions of a generator that learns differ between evaluations.
     is_live_fixed = "generator" not in trained and not shares_policy(config)
     names = [one for one in filter(HIGHER_IS_BETTER.fullmatch, measured_names(config, task, method))
-             if role_of(one) in trained and (is_live_fixed or not one.startswith("verifier/live/"))]
+             if role_of(one, trained) in trained and (is_live_fixed or not one.startswith("verifier/live/"))]
     if config.verifier.stop_at_first_error:
         names = [one for one in names if not OF_ALL_STEPS.fullmatch(one)]
         require(not OF_ALL_STEPS.fullmatch(name), f"checkpoint.keep_best={name} falls as a verifier with "

@@ -50,7 +50,7 @@ def describe_run(
                  for (name, _), call in rehearsal.calls.items()]
         sampled = ", ".join(f"{name} {call.prompts} x {call.samples}{', read in one pass' * is_read}"
                             for name, call, is_read in calls)
-        batches = f", in each of up to {1 + rl.dynamic_sampling} batches" * (rl.dynamic_sampling > 0)
+        batches = f", in each of up to {1 + rl.dynamic_sampling} batches" * rehearsal.resamples
         console.log(f"a turn of the {role} samples at most (prompt, parents x samples of each{batches}): {sampled}")
     if sizes := turn_sizes(config, {role: rehearsal.draws for role, rehearsal in method.rehearsals.items()}):
         console.log(sizes)

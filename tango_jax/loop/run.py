@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.grading import check_grader
-from tango_jax.loop.best import Best, after_evaluation, check_keep_best, is_over, role_of, trained_roles
+from tango_jax.loop.best import Best, after_evaluation, check_keep_best, is_over, role_of_best, trained_roles
 from tango_jax.loop.breakdown import check_metrics, names_memory
 from tango_jax.loop.compilation import compile_run, compile_transfers
 from tango_jax.loop.describe import describe_results, describe_run, describe_turn
@@ -206,8 +206,8 @@ def run_turns(
         raise
     if memory.turn < schedule.num_turns:
         output.progress.log(f"training ends after turn {memory.turn} of {schedule.num_turns}: since turn {best.turn}, "
-                            f"{best.misses} evaluations after turns that train the "
-                            f"{role_of(config.checkpoint.keep_best)} were not better (checkpoint.patience={patience})")
+                            f"{best.misses} evaluations after turns that train the {role_of_best(config)} "
+                            f"were not better (checkpoint.patience={patience})")
     return states
 
 
@@ -219,7 +219,7 @@ def run_evaluation(
     with output.explained(f"the evaluation after turn {turns_done}"), context.timer("evaluate"):
         measured = evaluate_roles(context, states, pool)
     output.write_evaluation(turns_done, measured)
-    name = context.config.checkpoint.keep_best
-    turns = turns_since_evaluation(context.config, output.schedule, turns_done)
-    trained = trained_roles(context.config, turns)
-    return after_evaluation(best, measured.metrics, name, turns_done, trained) if name else None
+    config, name = context.config, context.config.checkpoint.keep_best
+    turns = turns_since_evaluation(config, output.schedule, turns_done)
+    is_trained = role_of_best(config) in trained_roles(config, turns)
+    return after_evaluation(best, measured.metrics, name, turns_done, is_trained) if name else None

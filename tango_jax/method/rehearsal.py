@@ -56,6 +56,11 @@ class Rehearsal(NamedTuple):
     def prompts(self) -> tuple[Prompt, ...]:
         return tuple(dict.fromkeys(call.prompt for call in (*self.calls.values(), *self.scored)))
 
+    @property
+    def resamples(self) -> bool:
+        """Whether dynamic sampling may draw further batches: of a turn with `t.until_full`."""
+        return any(name.endswith("/batches_sampled") for name in self.metrics)
+
 
 def made_up_task(problem: Problem | None) -> Task:
     """A task of one problem whose steps are all right."""

@@ -7,15 +7,16 @@ Lengths are counted with the roles' tokenizers, or roughly in a plan without the
 import contextlib
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_problems, question_key
+from tango_jax.method.arms import Arm
 from tango_jax.method.load import load_method
-from tango_jax.method.own_arm import arm_or_none, load_arm
+from tango_jax.method.own_arm import load_arm
 from tango_jax.method.turn import problems_of_a_draw
 from tango_jax.models.head_precision import LEAST_CAPABILITY
 from tango_jax.models.lora import narrowest_side
@@ -58,18 +59,24 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
         config.arm = arm
 
 
+def _asked_arms(settings: OpenSettings) -> dict[str, Arm]:
+    """Those of a given experiment, also those that only cells of its grid have; else the arm of the run."""
+    own, found = settings.config.ablation, {}
+    labels = [label for axis in own.grid.values() if isinstance(axis, Mapping) for label in axis.values()]
+    of_cells = [label.get("ablation.arms") for label in labels if isinstance(label, Mapping)]
+    asked = [own.arms if "ablation.arms" in settings.given else (), *of_cells]
+    names = [name for names in asked if isinstance(names, (list, tuple)) for name in names if isinstance(name, str)]
+    for name in names or [settings.config.arm]:
+        with contextlib.suppress(ValueError):  # another check says so
+            found[name] = load_arm(name)
+    return found
+
+
 def _fullest_arm(settings: OpenSettings) -> str:
-    """Of a given experiment, the arm that trains and samples most, so that there is room for every arm."""
-
-    def size(text: str) -> tuple[int, ...]:
-        try:
-            arm = load_arm(text)
-        except ValueError:  # another check says so
-            return ()
-        return len(arm.turns), arm.uses_verifier, not arm.is_scored, not arm.is_one_policy
-
-    arms = settings.config.ablation.arms if "ablation.arms" in settings.given else ()
-    return max(arms, key=size, default=settings.config.arm)
+    """The one that trains and samples most, so that there is room for every arm."""
+    sizes = {name: (len(arm.turns), arm.uses_verifier, not arm.is_scored, not arm.is_one_policy)
+             for name, arm in _asked_arms(settings).items()}
+    return max(sizes, key=sizes.get, default=settings.config.arm)
 
 
 def _fit(settings: OpenSettings, machine: Machine | None) -> None:
@@ -133,10 +140,10 @@ def _fit(settings: OpenSettings, machine: Machine | None) -> None:
 
 
 def _further_prompts(settings: OpenSettings) -> dict[str, set[Prompt]]:
-    """Of the arm, or of all arms of an experiment."""
+    """Of all arms."""
     found: dict[str, set[Prompt]] = {role: set() for role in ROLES}
     config = settings.config.copy_and_resolve_references()
-    for arm in {config.arm, *(config.ablation.arms if "ablation.arms" in settings.given else ())}:
+    for arm in _asked_arms(settings):
         config.arm = arm
         with contextlib.suppress(ValueError):  # another check says so
             method = load_method(config, is_checked=False)
@@ -264,11 +271,13 @@ def set_stage_one(
     """A stage 1 of own samples, which a role that follows its prompt leaves out (loop/self_stage_one.py). None where a
     role goes on from another run, or `given` has 0 updates of every role that would learn. Returns a line that says
     so."""
-    config, arm = settings.config, arm_or_none(settings.config)
+    config, arms = settings.config, _asked_arms(settings).values()
+    # A verifier that does not write is not taught to, and one experiment has one stage 1.
+    is_taught = any(arm.uses_verifier for arm in arms) and not any(arm.is_scored for arm in arms)
     goes_on = config.fork_of or any(config[role].init_from or kind_of(config[role].checkpoint) == "workdir"
                                     for role in ROLES)
     taught = [role for role in ROLES if role == "generator"
-              or (arm is None or arm.uses_verifier and not arm.is_scored) and not models[role].score_head]
+              or is_taught and not models[role].score_head]
     learns = any(config[role].sft.steps or f"{role}.sft.steps" not in settings.given for role in taught)
     if learns and not goes_on:
         settings.put("task.stage_one", SELF)

@@ -169,8 +169,9 @@ def assumptions(plan: RunPlan) -> list[str]:
     if is_user_code(options.config.task.name):
         lines.append(f"evaluations judge eval.pool={options.config.eval.pool} fixed solutions; a plan does not make "
                      f"task.name={options.config.task.name}: plan with eval.pool=1 if it has no pool_solution")
-    if further := options.config.rl.dynamic_sampling:
-        lines.append(f"a turn samples one batch of problems; with rl.dynamic_sampling={further} it may sample up to "
-                     f"{1 + further}, and then takes up to {1 + further} times as long for solutions, and for the "
-                     "verifications of the verifier's turns and of second tries")
+    if whose := " and of the ".join(role for role, one in plan.job.method.rehearsals.items() if one.resamples):
+        further = options.config.rl.dynamic_sampling
+        lines.append(f"a turn of the {whose} samples one batch of problems; with rl.dynamic_sampling={further} it may "
+                     f"sample up to {1 + further}, and then takes up to {1 + further} times as long for the responses "
+                     "that its rewards need")
     return lines

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from tango_jax.planning.job import Job
+from tango_jax.planning.times import scores_of
 from tango_jax.runtime.ahead import MOST_AT_A_TIME
 from tango_jax.sampling.buckets import SamplerConfig
 from tango_jax.sampling.given_text import row_lengths
@@ -16,13 +17,15 @@ _SHARED = {"layout": "layout", "score": "score", "update": "update", "sft": "sft
 def role_programs(job: Job, role: str) -> Counter[str]:
     config, rehearsal = job.functions[role].sampler.driver.config, job.method.rehearsals.get(role)
     policy, found = job.policies[role], Counter(sft=2 * bool(job.policies[role].stage_one))
+    widths = len(config.prompt_buckets) if policy.config.prompts_per_micro_batch and not policy.is_scored else 1
+    scored = set()  # prompts and samples of each; those of one size share a program
     if rehearsal is not None:
-        widths = len(config.prompt_buckets) if policy.config.prompts_per_micro_batch and not policy.is_scored else 1
-        found.update(update=widths, score=widths * (1 + len(rehearsal.scored)))
+        learners = [rehearsal.learner] * bool(scores_of(policy))
+        scored = {(one.prompts, one.samples) for one in (*rehearsal.scored, *learners)}
+        found.update(update=widths)
     if policy.is_scored:
-        is_other = rehearsal is None or rehearsal.learner.prompts != job.method.most_read(job.config)
-        return +(found + Counter(score=int(is_other)))
-    found["layout"] = 1
+        return +(found + Counter(score=len(scored | {(job.method.most_read(job.config), 1)})))
+    found.update(score=widths * len(scored), layout=1)
     if policy.model_config.score_head:
         return +(found + Counter(prefill=len(row_lengths(config.prompt_buckets[-1]))))
     return +(found + sampler_programs(config, {1, *job.method.samples_of(role)}))

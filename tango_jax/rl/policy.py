@@ -118,12 +118,13 @@ class Policy:
         self, batch: Batch, weights: dict, reference_fn: Callable | None, score_fn: Callable | None = None
     ) -> Batch:
         """Add log-probs of the reference, for a KL term, and of the policy before any update."""
-        score_fn = score_fn or self.score
+        score_fn, scored = score_fn or self.score, batch
         if self.config.loss.kl_coef > 0:
-            batch = batch.replace(ref_logp_NZRT=score_fn(reference_fn(), batch))
+            scored = scored.replace(ref_logp_NZRT=score_fn(reference_fn(), batch))
         if self.updates_per_batch > 1:
-            batch = batch.replace(old_logp_NZRT=score_fn(weights, batch))
-        return batch
+            # Of the batch as it was: with log-probs that lie on devices it would take another program.
+            scored = scored.replace(old_logp_NZRT=score_fn(weights, batch))
+        return scored
 
     @property
     def updates_per_batch(self) -> int:

@@ -18,10 +18,8 @@ from tango_jax.runtime.failures import typed_command
 # Prefixes of the metrics of verdicts, and how a message names them.
 VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns",
             "verifier/judged_": "on the solutions that it judges in the generator's turns"}
-# Of a verifier that is read: its judgements always have the right form.
-NOT_READ = ("nothing is read of a solution without steps: raise rl.format_weight; if marks are cut off (see "
-            "verifier/truncation_rate), raise verifier.max_response; if solutions are (see verifier/shortened_rate), "
-            "raise verifier.max_prompt")
+# A process reward model is read, too, and has neither.
+BETTER_READER = "use a stronger checkpoint or, if the verifier has them, a longer stage 1 or warm-up"
 # The grader's failures: grader/errors of the generator's own prompt, and grader/KIND_errors.
 GRADED = re.compile("grader/(.*?)_?errors")
 
@@ -95,6 +93,20 @@ def is_read(rows: Sequence[dict], name: str, count: int) -> bool:
     return any(row.get(f"{name}/tokens_scored") for row in rows[-count:])
 
 
+def _verifications(rows: Sequence[dict], count: int) -> tuple[str, bool]:
+    """The prompt whose verdicts are measured, as in `Turn.judgements`, and whether it is read."""
+    names = prompts_of("verifier", rows[-count:])
+    name = "verifier" if "verifier" in names or not names else names[0]
+    return name, is_read(rows, name, count)
+
+
+def _not_read(name: str) -> str:
+    """Of a verifier that is read: its judgements always have the right form."""
+    return (f"nothing is read of a solution without steps: raise rl.format_weight; if marks are cut off (see {name}/"
+            f"truncation_rate), raise verifier.max_response; if solutions are (see {name}/shortened_rate), raise "
+            "verifier.max_prompt")
+
+
 def _truncation(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     recent = [row for turn in ROLES for row in recent_turns(rows, turn, limits.window)]
     means = [(*found, name) for name in prompts_of(role, recent) for turn in ROLES
@@ -120,14 +132,16 @@ def _logprob_gap(role: str, rows: Sequence[dict], limits: Limits, ease: float) -
         return None
     if mean <= limits.logprob_gap * ease and share <= limits.logprob_gap_share * ease:
         return None
+    first, more = ("", "") if is_read(rows, role, limits.window) else (
+        f"set {role}.top_p=1 and {role}.top_k=0; ",
+        f" (most with int8 in {role}.model.sample_cache_dtype or sample_weight_dtype), which "
+        f"{role}.loss.importance_cap=2 corrects for")
     return (
         f"log-probs of the {role}'s sampler and trainer differ by {mean:.3g} nats on average, and by more than 10 % at "
         f"{share:.1%} of the tokens",
         f"{limits.logprob_gap} nats, or a share of {limits.logprob_gap_share}",
-        f"set {role}.top_p=1 and {role}.top_k=0; compare with {role}.model.compute_dtype=float32 and "
-        "JAX_DEFAULT_MATMUL_PRECISION=highest: if the gap remains, a mask, position or cache is wrong; if not, it is "
-        f"rounding (most with int8 in {role}.model.sample_cache_dtype or sample_weight_dtype), which "
-        f"{role}.loss.importance_cap=2 corrects for",
+        f"{first}compare with {role}.model.compute_dtype=float32 and JAX_DEFAULT_MATMUL_PRECISION=highest: if the gap "
+        f"remains, a mask, position or cache is wrong; if not, it is rounding{more}",
     )
 
 
@@ -182,31 +196,33 @@ def _entropy(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Fi
 
 def _recent_verdicts(rows: Sequence[dict], names: Sequence[str], count: int) -> Iterator[tuple[str, list[float]]]:
     """Prefixes with verdicts in the last `count` turns, and the means of metrics over these."""
-    for (prefix, place), role in product(VERDICTS.items(), ROLES):
+    for prefix, role in product(VERDICTS, ROLES):
         if found := means_over_turns(rows, role, [f"{prefix}{name}" for name in names], count):
-            yield place, found
+            yield prefix, found
 
 
 def _one_verdict(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     names = ("rate_correct", "rate_invalid", "outcome_balanced_accuracy")
-    for place, (correct, invalid, accuracy) in _recent_verdicts(rows, names, limits.window):
+    name, is_reader = _verifications(rows, limits.window)
+    for prefix, (correct, invalid, accuracy) in _recent_verdicts(rows, names, limits.window):
         rates = {"CORRECT": correct, "INCORRECT": 1.0 - correct - invalid, "INVALID": invalid}
         verdict = max(rates, key=rates.get)
         # If nearly all solutions belong to one class, one verdict is right, and the balanced accuracy is high.
         if rates[verdict] <= limits.verdict_rate * ease or accuracy >= limits.verdict_accuracy / ease:
             continue
-        malformed = NOT_READ if is_read(rows, "verifier", limits.window) else (
-            "its responses are truncated or malformed: see verifier/truncation_rate and verifier/format, and give the "
+        malformed = _not_read(name) if is_reader else (
+            f"its responses are truncated or malformed: see {name}/truncation_rate and {prefix}format, and give the "
             "verifier's stage 1 more steps")
+        better = BETTER_READER if is_reader else "give the verifier's stage 1 more steps or use a stronger checkpoint"
         advice = (
             malformed
             if verdict == "INVALID"
-            else "it cannot tell solutions apart: give the verifier's stage 1 more steps or use a stronger checkpoint; "
-            "if it is trained, lower verifier.optimizer.lr, and check in verifier/solutions_correct that both classes "
-            "occur"
+            else f"it cannot tell solutions apart: {better}; if it is trained, lower verifier.optimizer.lr, and check "
+            "in verifier/solutions_correct that both classes occur"
         )
         return (
-            f"{rates[verdict]:.1%} of the verdicts are {verdict} {place}, with a balanced accuracy of {accuracy:.2f}",
+            f"{rates[verdict]:.1%} of the verdicts are {verdict} {VERDICTS[prefix]}, with a balanced accuracy of "
+            f"{accuracy:.2f}",
             f"a share of {limits.verdict_rate}, with a balanced accuracy below {limits.verdict_accuracy}",
             advice,
         )
@@ -217,14 +233,16 @@ def _wrong_steps(rows: Sequence[dict], limits: Limits, ease: float) -> Finding |
     names = ("right_verdict_wrong_steps", "outcome_balanced_accuracy")
     if recent_mean(rows, "generator/step_rewarded_share", limits.window, least=1) is None:
         return None
-    for place, (share, accuracy) in _recent_verdicts(rows, names, limits.window):
+    _, is_reader = _verifications(rows, limits.window)
+    better = BETTER_READER if is_reader else "give the verifier's stage 1 or rl.warmup_steps more steps"
+    for prefix, (share, accuracy) in _recent_verdicts(rows, names, limits.window):
         if share > limits.wrong_steps * ease and accuracy >= limits.verdict_accuracy * ease:
             return (
-                f"{share:.1%} of the right verdicts come with a step that is judged wrongly {place}; the balanced "
-                f"accuracy of the verdicts is {accuracy:.2f}",
+                f"{share:.1%} of the right verdicts come with a step that is judged wrongly {VERDICTS[prefix]}; the "
+                f"balanced accuracy of the verdicts is {accuracy:.2f}",
                 f"{limits.wrong_steps}",
-                "step rewards mislead the generator: lower rl.alpha_initial, give the verifier's stage 1 or "
-                "rl.warmup_steps more steps, and read some in the report (filter: right verdict, wrong steps)",
+                f"step rewards mislead the generator: lower rl.alpha_initial, {better}, and read some in the report "
+                "(filter: right verdict, wrong steps)",
             )
     return None
 
@@ -236,11 +254,12 @@ def _misaligned(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | 
     has_step_rewards = recent_mean(rows, "generator/step_rewarded_share", limits.window, least=1) is not None
     if mean is None or mean <= limits.misaligned * ease or not has_step_rewards:
         return None
+    name, is_reader = _verifications(rows, limits.window)
     return (
         f"{mean:.1%} of the verifications in the generator's turns have more or fewer judgements than the solution has "
         "steps, and the solution gets no step rewards",
         f"{limits.misaligned}",
-        NOT_READ if is_read(rows, "verifier", limits.window) else
+        _not_read(name) if is_reader else
         "read a few: a generator that joins its steps, or writes none, escapes the verifier; raise rl.format_weight. "
         "If the steps are sound, give the verifier's stage 1 more steps, or rl.warmup_steps with rl.gamma above 0",
     )

@@ -89,12 +89,13 @@ def save_figure(figure: Figure, path: str | os.PathLike) -> None:
 # Figures of metrics.
 
 
-def plot_curves(metrics_rows: Sequence[dict], title: str) -> Figure:
-    """One run: the generator's accuracy, the verifier's F1 on the fixed pool, and its verdicts."""
+def plot_curves(metrics_rows: Sequence[dict], title: str, stops: bool = False) -> Figure:
+    """One run: the generator's accuracy, the verifier's F1 on the fixed pool, and its verdicts. `stops`: its
+    verifications end at their first error."""
     figure = make_figure(title)
     left, middle, right = figure.subplots(1, 3)
     _draw_generator(left, metrics_rows)
-    _draw_verifier_f1(middle, metrics_rows)
+    _draw_verifier_f1(middle, metrics_rows, "step macro-F1" + ", steps left out are missed" * stops)
     _draw_verdicts(right, metrics_rows)
     for axes in (left, middle, right):
         _finish(axes, are_scores=axes is not right)
@@ -113,11 +114,11 @@ def _draw_generator(axes: Axes, rows: Sequence[dict]) -> None:
                "greedy accuracy, held out")
 
 
-def _draw_verifier_f1(axes: Axes, rows: Sequence[dict]) -> None:
+def _draw_verifier_f1(axes: Axes, rows: Sequence[dict], of_steps: str) -> None:
     axes.set_title("Verifier on the fixed pool")
     axes.set_xlabel("training step (both roles)")
     for name, look, label in [("outcome_f1", Look(BLUE, "--", "square"), "outcome macro-F1"),
-                              ("step_f1", Look(GREEN, "-", "triangle-up"), "step macro-F1")]:
+                              ("step_f1", Look(GREEN, "-", "triangle-up"), of_steps)]:
         _evaluated(axes, series(rows, {"eval"}, "step", f"verifier/pool/{name}"), look, label)
     _shade_warmup(axes, rows)
 

@@ -59,7 +59,7 @@ def write_results(
     summary |= {"provenance": summary_of(read_provenance(workdir)) | {"start": dict(start)}}
     write_atomically(workdir / "transcripts.md", transcripts(solutions, verifications, TRANSCRIPTS))
     title = f"{config.task.name}, arm {arm_name(config.arm)}, seed {config.seed}"
-    save_figure(plot_curves(rows, title), workdir / "curves.png")
+    save_figure(plot_curves(rows, title, config.verifier.stop_at_first_error), workdir / "curves.png")
     write_json_atomic(workdir / "summary.json", summary)
     return summary
 

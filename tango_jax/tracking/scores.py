@@ -6,6 +6,8 @@ import numpy as np
 
 from tango_jax.records import Solution, Verification
 
+LEFT_OUT = ("step F1 counts as missed the steps that a verifier leaves out because it stops at its first error "
+            "(verifier.stop_at_first_error)")
 VERDICTS = {"CORRECT": True, "INCORRECT": False, "INVALID": None}  # what a verdict says of the solution
 
 

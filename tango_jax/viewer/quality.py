@@ -188,7 +188,7 @@ def _note(run: Run, items: list[Judged]) -> str:
     if not items:
         return "No rollouts of a verifier were dumped by this run, so some charts and tables are missing."
     settings, chosen = run.settings, ""
-    if settings.get("rl.dynamic_sampling"):
+    if any(f"{items[0].role}/batches_sampled" in row for row in run.rows):
         chosen += " Dynamic sampling chose them: most groups with equal rewards are missing."
     if items[0].role == "verifier":
         chosen += _practice(run)

@@ -36,6 +36,7 @@ from tango_jax.runtime.console import Console
 from tango_jax.tasks.own_grader import load_grader
 from tango_jax.tasks.registry import make_task
 from tango_jax.tracking.run_config import save_config
+from tango_jax.tracking.scores import LEFT_OUT
 
 T, F = True, False
 pytestmark = pytest.mark.usefixtures("closed_pool")
@@ -370,6 +371,18 @@ def test_synthetic_tasks_have_gold_steps(tokenizer, tmp_path, monkeypatch, name_
         assert found["verifier_step_f1", 0] == pytest.approx(trusting if step_f1 is None else step_f1)
         assert found["verifier_first_error_f1", 0] == (1.0 if knows else 0.0)  # it finds all first errors, or none
         assert 0 < sum(labels) < len(labels)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_step_f1_of_a_verifier_that_stops_has_a_note(tokenizer, tmp_path, monkeypatch, stops):
+    """On the page and below the table of the console."""
+    settings = settings_of(tmp_path / "out", "--problems=2", "--verifier=a/b", sets="last_letter_steps",
+                           checkpoint=None)
+    verifier = dataclasses.replace(judge(tokenizer, lambda *place: verification("INCORRECT", False)), stops=stops)
+    stream = io.StringIO()
+    evaluate(monkeypatch, settings, None, verifier, console=Console(stream=stream))
+    assert (LEFT_OUT in " ".join(stream.getvalue().split())) == stops
+    assert (f"- {LEFT_OUT}\n" in (tmp_path / "out/tables.md").read_text()) == stops
 
 
 # ----------------------------------------------------------------------------------------- what is asked and how

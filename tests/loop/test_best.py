@@ -17,7 +17,7 @@ from tango_jax import export
 from tango_jax.cli.command_line import load_config
 from tango_jax.config import ROLES
 from tango_jax.loop import run
-from tango_jax.loop.best import Best, after_evaluation, check_keep_best, is_over, trained_roles
+from tango_jax.loop.best import Best, after_evaluation, check_keep_best, is_over, role_of_best, trained_roles
 from tango_jax.method.load import load_method
 from tango_jax.method.own_arm import make_schedule
 from tango_jax.rl.schedule import generator_steps_after, is_evaluation_due, turns_since_evaluation
@@ -159,8 +159,39 @@ def test_with_one_policy_the_turns_of_one_role_train_both(arm, name):
     config = config_of(f"arm={arm}", "verifier.adapter=generator", f"checkpoint.keep_best={name}")
     check(config)
     schedule, best = make_schedule(config), Best(0.5, 0)
-    trained = trained_roles(config, turns_since_evaluation(config, schedule, schedule.num_turns))
-    assert after_evaluation(best, {name: 0.5}, name, schedule.num_turns, trained) == Best(0.5, 0, misses=1)
+    is_trained = role_of_best(config) in trained_roles(
+        config, turns_since_evaluation(config, schedule, schedule.num_turns))
+    assert after_evaluation(best, {name: 0.5}, name, schedule.num_turns, is_trained) == Best(0.5, 0, misses=1)
+
+
+HELPED = """
+import dataclasses
+import numpy as np
+from tango_jax.method.arms import ARMS
+from tango_jax.records import Lesson, Rewards
+from tango_jax.text.prompts import SECOND_TRY
+
+def judge(t):
+    judged = t.sample("verifier", t.sample("generator", t.problems("verifier")), t.rl.samples_per_prompt)
+    tried = t.sample("generator", judged, prompt=SECOND_TRY)
+    reward = Rewards(np.array([one.is_correct for one in tried], np.float32), {"verifier/reward/helped": 0.5})
+    return Lesson(judged, reward, {"outcome": (1.0, t.algorithm.outcome(reward, judged))})
+
+fixed = dataclasses.replace(ARMS["fixed_generator"], turns={"verifier": judge})
+both = dataclasses.replace(ARMS["tango"], turns=ARMS["tango"].turns | {"verifier": judge})
+"""
+
+
+@pytest.mark.parametrize("arm, role", [("fixed", "verifier"), ("both", "generator")])
+def test_second_tries_are_the_verifiers_where_the_generator_is_fixed(arm, role, tmp_path):
+    """Its verdicts choose them. Where both roles are trained, an evaluation after the warm-up does not count."""
+    (tmp_path / "own.py").write_text(HELPED)
+    config = config_of(f"arm={tmp_path}/own.py:{arm}", "checkpoint.keep_best=second_try/eval_final_accuracy",
+                       "generator.max_prompt=200", "rl.warmup_steps=2", "rl.generator_steps=2")
+    check(config)
+    assert role_of_best(config) == role
+    warm_up = trained_roles(config, turns_since_evaluation(config, make_schedule(config), 2))
+    assert (role_of_best(config) in warm_up) == (arm == "fixed")
 
 
 @pytest.mark.parametrize("arm", ["tango", "self_verify"])
@@ -208,7 +239,7 @@ def test_arms_of_one_curve_end_at_the_same_generator_step(patience, ends):
             if is_evaluation_due(config, schedule, index):
                 trained = trained_roles(config, turns_since_evaluation(config, schedule, index + 1))
                 best = after_evaluation(best, {"generator/accuracy": curve[steps // 6]}, "generator/accuracy",
-                                        index + 1, trained)
+                                        index + 1, "generator" in trained)
                 if is_over(best, patience):
                     break
         assert steps == ends
@@ -225,7 +256,17 @@ def test_without_a_best_checkpoint_there_is_none_to_export(train, tmp_path, caps
 def test_the_first_of_equal_values_is_the_best_and_nan_is_none():
     best = None
     for turn, value in enumerate([math.nan, 0.25, math.nan, 0.5, 0.5]):
-        best = after_evaluation(best, {"generator/x": value}, "generator/x", turn, ROLES)
+        best = after_evaluation(best, {"generator/x": value}, "generator/x", turn, True)
     assert best == Best(0.5, 3, misses=1)
-    assert after_evaluation(best, {}, "generator/x", 5, ["generator"]) == Best(0.5, 3, misses=2)
-    assert after_evaluation(best, {}, "generator/x", 5, ["verifier"]) == best
+    assert after_evaluation(best, {}, "generator/x", 5, True) == Best(0.5, 3, misses=2)
+    assert after_evaluation(best, {}, "generator/x", 5, False) == best
+
+
+def test_the_best_checkpoint_has_the_newest_of_a_role_that_the_metric_does_not_measure():
+    """The warm-up leaves the generator's accuracy as it was: the checkpoint after it has the verifier that learned."""
+    best, name = Best(0.5, 0), "generator/accuracy"
+    best = after_evaluation(best, {name: 0.5}, name, 20, False)
+    assert best == Best(0.5, 20)
+    worse = after_evaluation(best, {name: 0.25}, name, 30, True)
+    assert worse == Best(0.5, 20, misses=1)
+    assert after_evaluation(worse, {name: 0.5}, name, 31, False) == worse  # another generator with the same accuracy

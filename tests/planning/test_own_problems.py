@@ -421,6 +421,8 @@ def test_the_notes_are_of_what_the_arm_does(folder, tmp_path):
     ("('tango','grpo')", "grpo", 32, "after rl.warmup_steps=2", "and 16 rows of the verifier are decoded"),
     ("('fixed_generator',)", "tango", 32, "rl.generator_steps=20 after", "; at a time, 16 rows of the generator"),
     ("('grpo',)", "tango", 0, "after no warm-up", "and 4 of the generator are trained on"),
+    # The verifiers of both start as they are: the second one does not write.
+    ("('tango','scored')", "tango", 0, "after rl.warmup_steps=2", "and 16 rows of the verifier are decoded"),
 ])
 def test_settings_suit_every_arm_of_an_experiment(folder, tmp_path, arms, arm, steps, told, decoded):
     problems = write_problems(tmp_path / "problems.jsonl", 200)
@@ -428,6 +430,16 @@ def test_settings_suit_every_arm_of_an_experiment(folder, tmp_path, arms, arm, s
     assert (config.arm, config.verifier.sft.steps) == (arm, steps)
     assert told in config.notes and decoded in config.notes
     make_plan(config, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("arm, steps", [("second_try", 32), ("scored", 0)])
+def test_settings_suit_the_arms_of_cells(folder, tmp_path, arm, steps):
+    """Second tries need longer prompts, and a verifier; scored arms none that is taught to write."""
+    problems, grid = write_problems(tmp_path / "problems.jsonl", 200), {"x": {"a": {"ablation.arms": (arm,)}, "b": {}}}
+    config = own(folder, problems, "ablation.arms=('grpo',)", f"ablation.grid={grid}")
+    assert config.verifier.sft.steps == steps
+    names = {run.name for run in make_plan(config, tmp_path / "runs").runs if run.seed == 0}
+    assert names == {f"x=a/{arm}/seed_0", "x=b/grpo/seed_0"}
 
 
 def test_each_role_of_stage_one_learns_at_the_rate_of_its_size():

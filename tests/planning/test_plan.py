@@ -14,6 +14,7 @@ from tango_jax.cli.command_line import load_config
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config
 from tango_jax.loop.compilation import _batches
+from tango_jax.method.load import load_method
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.advice import advice
 from tango_jax.planning.assumed_lengths import Even, evenly_spaced_lengths
@@ -220,9 +221,12 @@ def test_tables_for_people(tiny_plan):
 
 def test_the_plan_says_that_dynamic_sampling_may_take_longer(tiny_plan):
     assert "dynamic_sampling" not in str(assumptions(tiny_plan))
-    config = load_config(str(ROOT / "configs/tiny.py"), ["rl.dynamic_sampling=2"])
-    resampling = tiny_plan._replace(options=tiny_plan.options._replace(config=config))
-    assert "with rl.dynamic_sampling=2 it may sample up to 3, and then" in assumptions(resampling)[-1]
+    for arm, whose in {"tango": "generator and of the verifier", "scored_exact": "generator"}.items():
+        config = load_config(str(ROOT / "configs/tiny.py"), [f"arm={arm}", "rl.dynamic_sampling=2"])
+        job = dataclasses.replace(tiny_plan.job, config=config, loaded=load_method(config))
+        resampling = tiny_plan._replace(options=tiny_plan.options._replace(config=config), job=job)
+        assert assumptions(resampling)[-1].startswith(f"a turn of the {whose} samples one batch of problems; with "
+                                                      "rl.dynamic_sampling=2 it may sample up to 3, and then")
 
 
 def test_the_plan_says_that_a_users_task_is_counted_with_a_pool(tiny_plan):

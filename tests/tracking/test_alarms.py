@@ -162,12 +162,27 @@ def test_messages_name_limits_and_keys_that_exist():
      "the verifier's stage 1", "raise verifier.max_response"),
     ({"verifier/useful_share": 0.39}, "verifier.prompts_per_micro_batch=0", "raise verifier.pack_length"),
     ({"verifier/entropy": since(6, 0.04, 0.5)}, "no longer explores", "its marks are nearly certain"),
+    ({"verifier/logprob_gap_mean": 0.021}, "verifier.top_p", "compare with verifier.model.compute_dtype=float32"),
+    # A process reward model has neither.
+    (ONE_VERDICT, "give the verifier's stage 1", "if the verifier has them, a longer stage 1 or warm-up"),
+    ({"verifier/right_verdict_wrong_steps": 0.6}, "give the verifier's stage 1", "if the verifier has them, a longer"),
 ])
 def test_a_verifier_that_does_not_write_gets_advice_of_its_own(wrong, written, read):
     [of_a_writer] = alarms.check(run_of(wrong))
     [of_a_reader] = alarms.check(run_of(wrong | {"verifier/tokens_scored": 300}))
     assert of_a_writer.seen == of_a_reader.seen and written in of_a_writer.advice
     assert read in of_a_reader.advice and written not in of_a_reader.advice
+
+
+@pytest.mark.parametrize("read", [0, 300])
+def test_advice_names_the_metrics_of_the_prompt_that_was_answered(read):
+    """The verifier's own prompt is not sampled by a user's turns with another."""
+    invalid = ONE_VERDICT | {"verifier/rate_correct": 0.01, "verifier/rate_invalid": 0.98}
+    rows = run_of(invalid | {"critique/truncation_rate": 0.05, "critique/tokens_scored": read})
+    rows = [{name: value for name, value in row.items() if name != "verifier/truncation_rate"} for row in rows]
+    [alarm] = alarms.check(rows)
+    assert "see critique/truncation_rate" in alarm.advice and "verifier/truncation_rate" not in alarm.advice
+    assert ("critique/shortened_rate" in alarm.advice) == (read > 0)
 
 
 @pytest.mark.parametrize("prefix, place", [("live_", "in the generator's turns"),

@@ -68,6 +68,12 @@ def test_the_axis_of_a_flat_score_stays_within_0_and_1(accuracy, limits):
     assert figure.axes[0].get_ylim() == pytest.approx(limits)
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_legend_tells_of_a_verifier_that_stops(stops):
+    labels = [text.get_text() for text in plot_curves(FULL, "a run", stops).axes[1].get_legend().get_texts()]
+    assert ("step macro-F1, steps left out are missed" in labels) == stops
+
+
 def test_no_curve_runs_through_the_name_of_the_warm_up():
     """It stands in the legend, and not in the panel."""
     rows = [{"step": step, "phase": "warmup", "verifier/reward/correctness": 0.5, "verifier/rate_correct": 1.0}

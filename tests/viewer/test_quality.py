@@ -48,6 +48,14 @@ def test_judgements_that_are_read_are_not_called_sampled():
         assert "sampled at temperature" in quality.section(run, items((1, "CORRECT", (T,), (T,)), role=other))["note"]
 
 
+def test_dynamic_sampling_is_said_of_the_turns_that_draw_again():
+    """The verifier of arm scored_exact takes the problems that it draws."""
+    run = RUN._replace(rows=[{"phase": "generator", "step": 1, "generator/batches_sampled": 2}])
+    for role in ("generator", "verifier"):
+        note = quality.section(run, items((1, "CORRECT", (T,), (T,)), role=role))["note"]
+        assert ("Dynamic sampling" in note) == (role == "generator")
+
+
 MADE = items((1, "CORRECT", (T,), (T,)), (1, "CORRECT", (T,), (F,)), (2, "INVALID", (N,), (F,)),
              (9, "INCORRECT", (F,), (T,)))
 
