@@ -163,8 +163,8 @@ def _kl(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding
     return (
         f"the KL of the {role} to its reference is {mean:.3g} nats per token",
         f"{limits.kl}",
-        f"read its responses: it may hack the reward without solving anything; lower {role}.optimizer.lr or raise "
-        f"{role}.loss.kl_coef",
+        f"{'look at its marks' if is_read(rows, role, limits.window) else 'read its responses'}: it may hack the "
+        f"reward; lower {role}.optimizer.lr or raise {role}.loss.kl_coef",
     )
 
 
@@ -231,7 +231,9 @@ def _one_verdict(rows: Sequence[dict], limits: Limits, ease: float) -> Finding |
 
 def _wrong_steps(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     names = ("right_verdict_wrong_steps", "outcome_balanced_accuracy")
-    if recent_mean(rows, "generator/step_rewarded_share", limits.window, least=1) is None:
+    rewarded, alpha = (recent_mean(rows, f"generator/{name}", limits.window, least=1)
+                       for name in ("step_rewarded_share", "alpha"))
+    if not rewarded or alpha == 0:  # as at trust 0, or where alpha's schedule has ended
         return None
     _, is_reader = _verifications(rows, limits.window)
     better = BETTER_READER if is_reader else "give the verifier's stage 1 or rl.warmup_steps more steps"

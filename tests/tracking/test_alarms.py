@@ -128,7 +128,9 @@ def test_failures_of_what_is_not_counted_are_no_share(changes):
 
 
 def test_wrong_steps_mislead_nobody_where_steps_are_not_rewarded():
-    assert names(run_of({"verifier/right_verdict_wrong_steps": 0.6, "generator/step_rewarded_share": None})) == set()
+    for unrewarded in ({"generator/step_rewarded_share": None}, {"generator/step_rewarded_share": 0.0},
+                       {"generator/alpha": 0.0}):
+        assert names(run_of({"verifier/right_verdict_wrong_steps": 0.6, **unrewarded})) == set()
 
 
 @pytest.mark.parametrize("name, old", [
@@ -163,6 +165,7 @@ def test_messages_name_limits_and_keys_that_exist():
     ({"verifier/useful_share": 0.39}, "verifier.prompts_per_micro_batch=0", "raise verifier.pack_length"),
     ({"verifier/entropy": since(6, 0.04, 0.5)}, "no longer explores", "its marks are nearly certain"),
     ({"verifier/logprob_gap_mean": 0.021}, "verifier.top_p", "compare with verifier.model.compute_dtype=float32"),
+    ({"verifier/kl": 0.6}, "read its responses", "look at its marks"),
     # A process reward model has neither.
     (ONE_VERDICT, "give the verifier's stage 1", "if the verifier has them, a longer stage 1 or warm-up"),
     ({"verifier/right_verdict_wrong_steps": 0.6}, "give the verifier's stage 1", "if the verifier has them, a longer"),
