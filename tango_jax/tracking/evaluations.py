@@ -318,15 +318,16 @@ def run_of(row: Evaluation) -> tuple:
     return row.task, row.setting, row.start, row.arm, row.seed
 
 
-def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
-    """For each digest of a row: which runs must have the same, the digest, and how they differ otherwise."""
+def _must_be_alike(row: Evaluation) -> list[tuple[tuple, Any, str]]:
+    """For each digest or arm of a row: which runs must have the same, its value, and how they differ otherwise."""
     side_by_side, pair = (row.task, row.setting), (row.task, row.setting, row.start, row.seed)
     found = [
         (("setup", *side_by_side), row.setup, f"had {SETUP_IN_WORDS}"),
         (("method", *side_by_side, row.arm), row.method and "+".join(_parts_of_method(row)),
          f"of arm {row.arm} differ in more than the seed, such as a schedule, a "
          "reward, a loss, a learning rate or the version of your function"),
-        (("record", row.arm), row.arm_record, f"are of two different arms named {row.arm}"),
+        # Read: texts of earlier versions differ in fields that are no part of an arm.
+        (("record", row.arm), own_arms([row]).get(row.arm, ""), f"are of two different arms named {row.arm}"),
         (("problems", *side_by_side, row.start), row.problems, "had files of problems or prompts with different "
          "contents"),
         (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with "
