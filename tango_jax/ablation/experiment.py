@@ -13,7 +13,7 @@ from tango_jax.config import ROLES, flatten
 from tango_jax.loop.run import rehearsed, run_or_resume
 from tango_jax.loop.stage_one import run_stage_one
 from tango_jax.method.arms import ARMS
-from tango_jax.method.own_arm import shares_policy
+from tango_jax.method.own_arm import arm_name, shares_policy
 from tango_jax.rl.policy import Policy, make_policies
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checks import require
@@ -24,6 +24,7 @@ from tango_jax.tracking.evaluations import (
     evaluations_of,
     rows_of_others,
     sources_of,
+    stored_arms,
     task_name,
     write_table,
 )
@@ -77,9 +78,13 @@ def _check_other_parts(plan: Plan) -> None:
     """Before runs are made. Raises ValueError for a damaged table and arms that are no pairs with those it has."""
     rows = _rows_of_other_parts(plan)
     for cell in plan.cells:
-        beside = [row.arm for row in rows if row.arm in ARMS
+        asked = tuple(cell.config.ablation.arms) or (cell.config.arm,)
+        beside = [row for row in rows if row.arm not in map(arm_name, asked)
                   and (row.task, row.setting) == (task_name(cell.config.task.name), cell.setting)]
-        check_pairs(cell, tuple(dict.fromkeys([*beside, *(cell.config.ablation.arms or (cell.config.arm,))])))
+        built_in = [row.arm for row in beside if row.arm in ARMS]
+        records = {f"FILE.py:{name}": record for name, record in stored_arms(beside).items()
+                   if "further_prompts" in record}  # some tables lack them
+        check_pairs(cell, tuple(dict.fromkeys([*built_in, *records, *asked])), records)
 
 
 def _run_in_process(plan: Plan, console: Console) -> None:

@@ -6,8 +6,9 @@ and DIR/sft.
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -17,7 +18,7 @@ from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config
 from tango_jax.loop.init_from import UNTRAINED, check_init_from, sft_directory
 from tango_jax.method.load import stage_one_kind
-from tango_jax.method.own_arm import arm_name, arm_of
+from tango_jax.method.own_arm import arm_name, load_arm, read_arm
 from tango_jax.runtime import hosts
 from tango_jax.runtime.checkpoint import peek_meta
 from tango_jax.runtime.checks import Mistakes, differences, require
@@ -123,15 +124,16 @@ def _place(cell: Cell) -> str:
     return f"ablation.grid, cell {cell.name}" if cell.name else ""
 
 
-def check_pairs(cell: Cell, asked: Sequence[str]) -> None:
-    """Raise ValueError for arms whose roles start from different weights in a cell."""
-    config, place = cell.config.copy_and_resolve_references(), _place(cell)
+def check_pairs(cell: Cell, asked: Sequence[str], stored: Mapping[str, Mapping[str, Any]] = {}) -> None:
+    """Raise ValueError for arms whose roles start from different weights in a cell. `stored`: by name, the
+    records of those of `asked` that earlier runs stored."""
+    place = _place(cell)
     # By the kinds of the generator's start and the verifier's. An arm without a verifier goes with any other.
     groups: dict[tuple[str, ...], list[str]] = {}
     kinds: dict[str, tuple[str, ...]] = {}
     for arm in asked:
-        config.arm = arm
-        kinds[arm] = tuple(_start_kind(cell, arm, role) for role in ROLES[: 1 + arm_of(config).uses_verifier])
+        record = read_arm(stored[arm]) if arm in stored else load_arm(arm)
+        kinds[arm] = tuple(_start_kind(cell, stored.get(arm, arm), role) for role in ROLES[: 1 + record.uses_verifier])
     for arm, kind in sorted(kinds.items(), key=lambda item: -len(item[1])):
         groups.setdefault(next((key for key in groups if key[: len(kind)] == kind), kind), []).append(arm)
     found = sorted((sorted(arms, key=asked.index) for arms in groups.values()), key=lambda arms: asked.index(arms[0]))
@@ -143,7 +145,7 @@ def check_pairs(cell: Cell, asked: Sequence[str]) -> None:
             "--figures and --against")
 
 
-def _start_kind(cell: Cell, arm: str, role: str) -> str:
+def _start_kind(cell: Cell, arm: str | Mapping[str, Any], role: str) -> str:
     """Arms in which a role starts from the same weights have the same kind."""
     generator, verifier = (cell.config[name] for name in ROLES)
     kind = stage_one_kind(cell.config, arm, (role,)).split(",")

@@ -5,14 +5,14 @@ line.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.method.arms import Arm, TurnFunction, turns_of
-from tango_jax.method.own_arm import arm_of
+from tango_jax.method.own_arm import arm_of, read_arm
 from tango_jax.method.rehearsal import Rehearsal, made_up_task, rehearse
 from tango_jax.method.relatives import MAJORITY
 from tango_jax.method.turn import MAX_SCORED_TOKENS, Call, Turn
@@ -72,9 +72,7 @@ class Method(NamedTuple):
     def stage_one_kind(self, roles: Sequence[str] = ROLES, is_taught: bool = True) -> str:
         """Sets the stage 1 of these roles apart from other arms'; or "". `is_taught`: further prompts have
         examples."""
-        has_marks = self.arm.is_scored and "verifier" in roles
-        further = [name for role in roles for name in self.taught_prompts(role) if is_taught]
-        return ",".join([*["one_policy"] * self.arm.is_one_policy, *["marks_alone"] * has_marks, *further])
+        return _kind(self.arm, roles, {role: self.taught_prompts(role) for role in ROLES if is_taught})
 
 
 def own_prompts(arm: Arm) -> Mapping[str, Prompt]:
@@ -126,18 +124,29 @@ def load_method(config: ConfigDict, task: Task | None = None, is_checked: bool =
     return method
 
 
-def stage_one_kind(config: ConfigDict, arm: str, roles: Sequence[str] = ROLES) -> str:
+def stage_one_kind(config: ConfigDict, arm: str | Mapping[str, Any], roles: Sequence[str] = ROLES) -> str:
     """How the stage 1 of these roles of an arm differs from the one of the settings: one policy, marks without remarks,
-    or further prompts; empty: it does not."""
+    or further prompts; empty: it does not. `arm`: its name, or its record as a run stores it (tracking/provenance.py).
+    """
     config = config.copy_and_resolve_references()
-    config.arm = arm
     imitate = [role for role in ROLES if config[role].sft.steps and not config[role].init_from]
-    method = load_method(config, is_checked=False)
-    if "verifier" in imitate and (method.arm.is_one_policy or config.verifier.adapter == "generator"):
+    if isinstance(arm, str):
+        config.arm = arm
+        method = load_method(config, is_checked=False)
+        record, taught = method.arm, {role: method.taught_prompts(role) for role in ROLES}
+    else:
+        record, taught = read_arm(arm), arm["further_prompts"]
+    if "verifier" in imitate and (record.is_one_policy or config.verifier.adapter == "generator"):
         imitate = roles = ROLES  # every batch has examples of both
     imitate = [role for role in imitate if role in roles]
-    kind = method.stage_one_kind(imitate, bool(imitate) and teaches_further_prompts(config))
+    kind = _kind(record, imitate, taught if imitate and teaches_further_prompts(config) else {})
     return kind.removeprefix("one_policy").lstrip(",") if config.verifier.adapter == "generator" else kind
+
+
+def _kind(arm: Arm, roles: Sequence[str], taught: Mapping[str, Sequence[str]]) -> str:
+    has_marks = arm.is_scored and "verifier" in roles
+    further = [name for role in roles for name in taught.get(role, ())]
+    return ",".join([*["one_policy"] * arm.is_one_policy, *["marks_alone"] * has_marks, *further])
 
 
 def _is_own(turn: TurnFunction) -> bool:

@@ -26,13 +26,15 @@ def half_right(problems: Sequence[Problem], count: int, passes: Mapping[str, Seq
     """Keeps `count` problems whose expected share of right solutions is closest to a half, in their order.
 
     `passes`: {size, or else id: (right solutions, solutions)}. Unknown problems count as half right, and are tried.
+    Candidates may go round a file; a second copy of a problem is kept only if different ones are too few.
     """
+    first = {problem.id: place for place, problem in reversed(list(enumerate(problems)))}
 
-    def distance(place: int) -> float:
+    def rank(place: int) -> tuple[bool, float]:
         right, seen = passes.get(_key(problems[place]), (0.0, 0.0))
-        return abs((right + 0.5) / (seen + 1.0) - 0.5)
+        return first[problems[place].id] != place, abs((right + 0.5) / (seen + 1.0) - 0.5)
 
-    chosen = sorted(range(len(problems)), key=distance)[:count]  # stable: of equal ones the first
+    chosen = sorted(range(len(problems)), key=rank)[:count]  # stable: of equal ones the first
     return [problems[place] for place in sorted(chosen)]
 
 

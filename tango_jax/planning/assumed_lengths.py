@@ -156,7 +156,7 @@ def _of_run(workdir: str) -> OfRun:
     # The problems of the verifier's turns may be shorter; where it alone is trained, there are no others.
     solved = "generator" if any(row["role"] == "generator" for row in rollouts) else "verifier"
     for row in rollouts:
-        if row["role"] == solved:
+        if row["role"] == solved and row["solution"] is not None:  # null: a user's verifier judged something else
             second = [row["second_try"]] if "second_try" in row else []
             tries = [row["solution"], *second, *row.get("later_tries", ())]
             tokens["generator"] += [one["tokens"] for one in tries]

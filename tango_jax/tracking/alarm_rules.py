@@ -67,9 +67,10 @@ def recent_turns(rows: Sequence[dict], role: str, count: int) -> list[dict]:
 
 
 def is_over(rows: Sequence[dict], role: str, count: int) -> bool:
-    """Whether a role's training has probably ended: no turn for longer than ever before, and for 4 x `count` turns."""
-    steps = [row["step"] for row in rows if (row.get("phase") == "generator") == (role == "generator")]
-    return bool(steps) and rows[-1]["step"] - steps[-1] > max([4 * count, *np.diff(steps)])
+    """Whether a role's training has probably ended: no turn for longer than ever before, and for 4 x `count` turns.
+    A warm-up that ends early leaves out numbers of turns, so rows are counted."""
+    places = [place for place, row in enumerate(rows) if (row.get("phase") == "generator") == (role == "generator")]
+    return bool(places) and len(rows) - 1 - places[-1] > max([4 * count, *np.diff(places)])
 
 
 def means_over_turns(rows: Sequence[dict], role: str, names: Sequence[str], count: int) -> list[float] | None:

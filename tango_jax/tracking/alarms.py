@@ -58,8 +58,8 @@ def messages(before: Collection[str], rows: Sequence[dict], alarms: Sequence[Ala
     ]
     for name in RULES:
         if name in before and name not in now:
-            first = next((row["step"] for row in reversed(rows[:-1]) if name not in ringing_at(row)), 0) + 1
-            lines.append(f"alarm {name} is over (turn {step}; it began at turn {first})")
+            last = max((place for place, row in enumerate(rows[:-1]) if name not in ringing_at(row)), default=-1)
+            lines.append(f"alarm {name} is over (turn {step}; it began at turn {rows[last + 1]['step']})")
     return lines
 
 

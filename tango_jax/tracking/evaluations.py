@@ -157,8 +157,7 @@ def _selects(turn: Mapping) -> bool:
 def sources_of(workdir: Path) -> Sources:
     summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
     stored = read_provenance(workdir)
-    arm = dict(stored.get("arm") or {})
-    arm.pop("further_prompts", None)  # of the task's stage 1, and so not alike in all runs of an arm
+    arm = stored.get("arm")
     source = "+".join(dict.fromkeys(attempt.get("source", "") for attempt in stored.get("attempts", ())))
     return Sources(summary.get("provenance", {}).get("start", {}), method_digests(stored), weights_digest(stored),
                    source, json.dumps(arm) if arm and arm["name"] not in ARMS else "")
@@ -166,13 +165,20 @@ def sources_of(workdir: Path) -> Sources:
 
 def own_arms(rows: Iterable[Evaluation]) -> dict[str, Arm]:
     """{name: record} of the arms that are not built in. Raises ValueError for a damaged record."""
+    return {name: read_arm(record) for name, record in stored_arms(rows).items()}
+
+
+def stored_arms(rows: Iterable[Evaluation]) -> dict[str, dict[str, Any]]:
+    """`own_arms` as their runs stored them."""
     stored = {row.arm: row.arm_record for row in rows if row.arm_record}
-    return {name: _own_arm(name, text) for name, text in stored.items()}
+    return {name: _stored_arm(name, text) for name, text in stored.items()}
 
 
-def _own_arm(name: str, text: str) -> Arm:
+def _stored_arm(name: str, text: str) -> dict[str, Any]:
     try:
-        return read_arm(json.loads(text))
+        record = json.loads(text)
+        read_arm(record)
+        return record
     except ValueError as error:
         raise ValueError(f"arm_record of arm {name} in the table cannot be read ({error}): empty it, and the arm is "
                          "compared as one that trains the generator") from error
@@ -318,15 +324,16 @@ def run_of(row: Evaluation) -> tuple:
     return row.task, row.setting, row.start, row.arm, row.seed
 
 
-def _must_be_alike(row: Evaluation) -> list[tuple[tuple, str, str]]:
-    """For each digest of a row: which runs must have the same, the digest, and how they differ otherwise."""
+def _must_be_alike(row: Evaluation) -> list[tuple[tuple, Any, str]]:
+    """For each digest or arm of a row: which runs must have the same, its value, and how they differ otherwise."""
     side_by_side, pair = (row.task, row.setting), (row.task, row.setting, row.start, row.seed)
     found = [
         (("setup", *side_by_side), row.setup, f"had {SETUP_IN_WORDS}"),
         (("method", *side_by_side, row.arm), row.method and "+".join(_parts_of_method(row)),
          f"of arm {row.arm} differ in more than the seed, such as a schedule, a "
          "reward, a loss, a learning rate or the version of your function"),
-        (("record", row.arm), row.arm_record, f"are of two different arms named {row.arm}"),
+        # Read: what the task's stage 1 teaches is no part of an arm, and earlier versions stored other fields.
+        (("record", row.arm), own_arms([row]).get(row.arm, ""), f"are of two different arms named {row.arm}"),
         (("problems", *side_by_side, row.start), row.problems, "had files of problems or prompts with different "
          "contents"),
         (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with "

@@ -26,6 +26,7 @@ from tango_jax.ablation.planned_runs import Plan, PlannedRun, make_plan
 from tango_jax.cli.command_line import load_config
 from tango_jax.method.arms import ARMS
 from tango_jax.method.load import load_method
+from tango_jax.method.own_arm import stored_arm
 from tango_jax.runtime.checkpoint import read_state
 from tango_jax.runtime.console import Console
 from tango_jax.runtime.lock import LOCK_FILE, locked
@@ -354,6 +355,21 @@ def test_the_table_keeps_the_runs_of_other_parts(tmp_path, monkeypatch):
     (tmp_path / "damaged" / "ablation.csv").write_text("no table\n")
     with pytest.raises(ValueError, match="ablation.csv lacks the columns task, setting"):  # before runs are made
         run_experiment(make_plan(again.config, tmp_path / "damaged"), Console(enabled=False))
+
+
+@pytest.mark.parametrize("like, further, pair, other", [
+    ("scored", [], "scored_exact", "tango"), ("self_verify", [], "no_labels", "grpo"),
+    ("taught_verifier", ["informed"], "taught_verifier", "tango"),
+])
+def test_arms_are_no_pairs_with_ones_own_arm_of_another_part(like, further, pair, other, tmp_path):
+    def check(arm: str) -> None:
+        experiment._check_other_parts(make_plan(load_config("tiny", [f"ablation.arms=('{arm}',)"]), tmp_path))
+
+    record = stored_arm(like) | {"name": "mine", "further_prompts": {"generator": [], "verifier": further}}
+    write_table(run_rows("mine", (0.5,), arm_record=json.dumps(record)), tmp_path / "ablation.csv")
+    check(pair)
+    with pytest.raises(ValueError, match=rf"FILE\.py:mine and {other} .*, so their runs are no pairs"):
+        check(other)
 
 
 # -------------------------------------------------------------------------------------------- from a table alone

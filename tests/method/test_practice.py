@@ -44,6 +44,15 @@ def test_problems_of_files_are_known_by_their_ids():
     assert [each.id for each in half_right([problem(number) for number in range(3)], 2, passes)] == ["p1", "p2"]
 
 
+def test_a_problem_is_taken_once_where_candidates_go_round_a_file():
+    """Eight candidates from a file of three problems."""
+    passes = {"id p0": (0.0, 4.0), "id p1": (2.0, 4.0), "id p2": (1.0, 4.0)}
+    candidates = [problem(number) for number in (0, 1, 2, 1, 0, 2, 2, 1)]
+    assert [each.id for each in half_right(candidates, 2, passes)] == ["p1", "p2"]
+    assert [each.id for each in half_right(candidates, 3, passes)] == ["p0", "p1", "p2"]
+    assert [each.id for each in half_right(candidates, 4, passes)] == ["p0", "p1", "p2", "p1"]  # there are three
+
+
 def test_counts_by_size_fade_and_those_by_id_are_replaced():
     passes = {"2": (4.0, 8.0), "3": (1.0, 2.0), "id p7": (1.0, 1.0), "id p8": (1.0, 4.0)}
     answers = [solved(problem(1, 2), True), solved(problem(2, 2), False), solved(problem(3, 5), False),

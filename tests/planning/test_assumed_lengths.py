@@ -98,6 +98,20 @@ def test_lengths_of_a_run(config, tmp_path):
     assert parse_lengths(str(tmp_path)).responses(config, "generator", 1).tolist() == [77]  # as of fixed_generator
 
 
+def test_rows_about_no_solution_have_no_length_of_one(tmp_path):
+    """As of one's own verifier, trained alone on several solutions at once."""
+    path = tmp_path / "rollouts/turn_000001_verifier_000000.jsonl"
+    path.parent.mkdir()
+    rows = [{"role": "verifier", "solution": None, "verifications": [{"tokens": 5}]},
+            {"role": "verifier", "solution": {"tokens": 10}, "verifications": [{"tokens": 7}]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lengths = parse_lengths(str(tmp_path))
+    assert {role: tokens.tolist() for role, tokens in lengths.tokens.items()} == {"generator": [10], "verifier": [7, 5]}
+    path.write_text(json.dumps(rows[0]) + "\n")
+    with pytest.raises(ValueError, match="its rollouts have no response of the generator"):
+        parse_lengths(str(tmp_path))
+
+
 def test_second_tries_of_a_run_count(config, tmp_path):
     folder = tmp_path / "rollouts"
     folder.mkdir()

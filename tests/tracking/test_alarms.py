@@ -217,13 +217,16 @@ def test_the_alarm_names_what_the_arm_rewards():
     assert "verifier/reward/correctness is 1.00, verifier/reward/quality is 0.00" in alarm.seen
 
 
-@pytest.mark.parametrize("warmup, later, rings", [(20, 19, True), (20, 21, False), (0, 19, True)])
-def test_alarms_of_a_role_end_when_it_is_trained_no_more(warmup, later, rings):
+@pytest.mark.parametrize("warmup, left_out, later, rings", [
+    (20, 0, 19, True), (20, 0, 21, False), (0, 0, 19, True),
+    (10, 30, 3, True), (10, 30, 21, False),  # of a warm-up that ended early
+])
+def test_alarms_of_a_role_end_when_it_is_trained_no_more(warmup, left_out, later, rings):
     rows = run_of({"verifier/groups_without_signal": 1.0, "verifier/truncation_rate": 0.9}, turns=warmup or 5)
     rows = [row | {"phase": "warmup"} for row in rows]
     quiet = {name: None for name in rows[0] if name.startswith("verifier/")} | {"phase": "generator"}
     rows += [row | quiet for row in run_of({}, turns=later)]
-    rows = [row | {"step": step} for step, row in enumerate(rows, 1)]
+    rows = [row | {"step": step + left_out * (row["phase"] == "generator")} for step, row in enumerate(rows, 1)]
     found = {name for name in names(rows) if name.startswith("verifier/")}
     assert found == ({"verifier/standing_still", "verifier/truncation"} if rings else set())
 
@@ -291,6 +294,13 @@ def test_an_alarm_is_said_once_and_once_that_it_is_over():
     ]
     assert "12.0% of the generator's responses" in lines[0] and "the limit is 0.1." in lines[0]
     assert "What to try: read a few" in lines[0]
+
+
+def test_an_alarm_began_at_a_turn_that_was_made():
+    """A warm-up of one turn, which ended early: the next turn is number 12."""
+    rows, limits = hovering()
+    rows = [row | {"step": row["step"] + 10 * (row["step"] > 1)} for row in rows]
+    assert watch(rows, limits)[1] == "alarm generator/truncation is over (turn 16; it began at turn 12)"
 
 
 def test_a_run_that_is_well_has_no_alarms_in_its_rows():

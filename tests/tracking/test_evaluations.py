@@ -299,7 +299,9 @@ def test_adapters_count_with_their_base_once_something_has_trained_them():
     ({"problems": "1"}, {"seed": 1, "problems": "2"}, "had files of problems or prompts with different contents"),
     ({"generator_start": "1"}, {"arm": "tango", "generator_start": "2"},
      "of start 3 and seed 0 began with different weights of the generator"),
-    ({"arm_record": "1"}, {"seed": 1, "arm_record": "2"}, "are of two different arms named grpo"),
+    ({"arm_record": json.dumps(stored_arm("grpo"))},
+     {"seed": 1, "arm_record": json.dumps(stored_arm("grpo") | {"label": "another"})},
+     "are of two different arms named grpo"),
     ({"weights": "1"}, {"seed": 1, "weights": "2"}, "started from different weights: the checkpoints or adapters that"),
     ({"arm": "fixed_verifier", "verifier_start": "1"}, {"arm": "tango", "verifier_start": "2"},
      "began with different weights of the verifier"),
@@ -324,7 +326,10 @@ def test_an_arm_is_the_same_whatever_prompts_a_tasks_stage_one_teaches(tmp_path)
         (tmp_path / name / "summary.json").write_text("{}")
         record = sources_of(tmp_path / name).arm_record
         write_table([evaluation(0, 0.5, task=name, arm="mine", arm_record=record)], tmp_path / f"{name}.csv")
-    assert len(read_tables([tmp_path / "words.csv", tmp_path / "math.csv"])) == 2
+    # Earlier versions stored these prompts, and lacked fields of today, in the tables as well.
+    earlier = json.dumps({key: value for key, value in arm.items() if key != "is_scored"})
+    write_table([evaluation(0, 0.5, task="earlier", arm="mine", arm_record=earlier)], tmp_path / "earlier.csv")
+    assert len(read_tables([tmp_path / f"{name}.csv" for name in ("words", "math", "earlier")])) == 3
 
 
 def test_weights_are_compared_by_the_roles_that_both_arms_use(tmp_path):
