@@ -443,6 +443,15 @@ def test_an_experiment_has_room_for_each_of_its_arms(folder, tmp_path):
     assert "draw every problem once) after rl.warmup_steps" in both.notes
 
 
+@pytest.mark.parametrize("command, steps", [("ablate", 32), ("train", 0)])
+def test_an_experiment_has_its_own_arms_and_not_the_arm_of_a_run(folder, tmp_path, command, steps):
+    """Most of its default arms have a verifier."""
+    problems = write_problems(tmp_path / "problems.jsonl", 200)
+    given = ["--config=own_problems", f"--model={folder}", f"--problems={problems}", "--config.arm=grpo"]
+    config, _ = parse_command_line(command, "doc", given, "runs/NAME")
+    assert (config.arm, config.verifier.sft.steps) == ("grpo", steps)
+
+
 @pytest.mark.parametrize("arm, steps", [("second_try", 32), ("scored", 0)])
 def test_settings_suit_the_arms_of_cells(folder, tmp_path, arm, steps):
     """Second tries need longer prompts, and a verifier; scored arms none that is taught to write."""
