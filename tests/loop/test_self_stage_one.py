@@ -205,10 +205,11 @@ def test_what_is_kept_fits_and_is_imitated(config, policies):
              for place, claim in enumerate(claims)]
     tokenizers = {role: policies[role].tokenizer for role in ROLES}
     config.verifier.max_response = len(tokenizers["verifier"].encode_response(texts[1]))
+    config.generator.sft.pack_length = 1  # which no solution fits, and the generator imitates none here
     pupil = self_rounds.Pupil(policies["verifier"], config, None, tokenizers, None, None, claims, None, None)
     kept, too_long = pupil.kept([[self_sampling.Sampled(text, False, None)] for text in texts])
     assert ["{CORRECT}</final" in row.verification for row in kept] == [True, False] * 3 and too_long == 7
-    made = self_rounds._examples(pupil, kept)
+    made = self_rounds._examples(pupil, "verifier", kept)
     assert (made.num_train, made.num_heldout, made.num_too_long) == (5, 1, 0)
 
 
