@@ -90,7 +90,7 @@ RL: Group = {
                           "of a batch, the share is 1 if all answers of the batch are alike, otherwise 0."),
     "judge": Key("all", OneOf(("all", "silent", "failed")), "Groups that the verifier judges and that get step "
                  "rewards: all (as published); silent: groups whose outcomes give no advantage; failed: groups without "
-                 "a right solution (method/trust.py)."),
+                 "a right solution. With rl.trust some others are judged to measure it (method/trust.py)."),
     "trust": Key((), SHARE, "Weigh step rewards by the verifier's F1 score at accepting solutions. Two F1 scores, "
                  "such as (0.4,0.55): up to the first, step rewards have no weight; from the second on, full weight. "
                  "Empty: always full weight, as published (method/trust.py). Arms without such rewards ignore it."),

@@ -4,7 +4,7 @@ import argparse
 import functools
 import sys
 from ast import literal_eval
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,17 @@ def load_options(parser: Parser, options: argparse.Namespace, overrides: Sequenc
 
 
 def _load_options(
-    parser: Parser, options: argparse.Namespace, overrides: Sequence[str], mistakes: Mistakes
+    parser: Parser, options: argparse.Namespace, overrides: Sequence[str], mistakes: Mistakes,
+    decided: Collection[str] = (),
 ) -> ConfigDict | None:
-    """`load_options` that notes mistakes; None if there is no configuration."""
+    """`load_options` that notes mistakes; None if there is no configuration. `decided`: keys that are as if given."""
     with mistakes.collected():
         file, argument = _split(options.config)
         opened = open_config(file)
         known = {name: value for name, value in options.config_arguments.items() if name in opened.arguments}
         with mistakes.collected():
             parser.refuse_others(options, opened.arguments)
-        return _loaded(opened, argument, overrides, known, mistakes)
+        return _loaded(opened, argument, overrides, known, mistakes, decided)
     return None
 
 
@@ -71,7 +72,7 @@ def _split(path: str) -> tuple[str, str]:
 
 def _loaded(
     opened: ConfigFile, argument: str, overrides: Sequence[str] | Mapping[str, Any], arguments: dict[str, str],
-    mistakes: Mistakes,
+    mistakes: Mistakes, decided: Collection[str] = (),
 ) -> ConfigDict | None:
     """Overrides that do not fit are noted. None if `complete` needs all of them."""
     config, count = opened.make(argument, arguments), len(mistakes.messages)
@@ -81,7 +82,7 @@ def _loaded(
                 config = with_settings(config, {override: overrides[override]})
             else:
                 apply_override(config, override)
-    given = frozenset(override.partition("=")[0] for override in overrides)
+    given = frozenset(decided).union(override.partition("=")[0] for override in overrides)
     if opened.complete is not None:
         if len(mistakes.messages) > count:
             return None
@@ -195,7 +196,9 @@ def parse_command_line(
             workdir = folder_to_write("--workdir", given)
             require(not run or workdir.resolve() != source,
                     f"--workdir={given} is the run that --from names: a fork needs a folder of its own")
-        config = _load_options(parser, options, overrides, mistakes)
+        # An experiment has these arms, and not config.arm, also if they are the config's own.
+        decided = ["ablation.arms"] * (command == "ablate")
+        config = _load_options(parser, options, overrides, mistakes, decided)
         if run and config is not None:
             _fork(config, run, {override.partition("=")[0] for override in overrides})
         if options.print_config and not mistakes.messages:
@@ -203,7 +206,7 @@ def parse_command_line(
         with mistakes.collected():
             if config is not None:
                 tried = config.copy_and_resolve_references()
-                if command == "ablate":  # it runs these, and not config.arm
+                if decided:
                     tried.arm = next(iter(config.ablation.arms), config.arm)
                 validate(tried)
         mistakes.raise_all()

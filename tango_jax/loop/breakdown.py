@@ -9,7 +9,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tango_jax.defaults import KEYS
-from tango_jax.method.own_arm import alike
+from tango_jax.method.load import own_prompts
+from tango_jax.method.own_arm import alike, arm_of
 from tango_jax.rl.less_memory import less_memory
 from tango_jax.rl.optimizer import peak_rate
 from tango_jax.rl.policy import Policy
@@ -54,7 +55,8 @@ def names_memory(
 ) -> contextlib.AbstractContextManager:
     """Where a device's memory is full: raises OutOfMemory, which says what lowers it in these phases."""
     return names_what_is_full(doing, lambda: _advice_on_memory(dict.fromkeys(
-        change for policy in policies for phase in phases for change in less_memory(policy, phase, alike(config)))))
+        change for policy in policies for phase in phases for change in less_memory(
+            policy, phase, alike(config), own_prompts(arm_of(config))[policy.role].is_scored))))
 
 
 def _advice_on_memory(changes: Iterable[str]) -> str:

@@ -46,12 +46,13 @@ def describe_run(
             f"{rl.generator_turns_per_cycle}, and rl.generator_steps is {rl.generator_steps}"
         )
     for role, rehearsal in method.rehearsals.items():
-        calls = [(name, call, call.prompt.is_scored or bool(policies[call.prompt.role].model_config.score_head))
-                 for (name, _), call in rehearsal.calls.items()]
-        sampled = ", ".join(f"{name} {call.prompts} x {call.samples}{', read in one pass' * is_read}"
-                            for name, call, is_read in calls)
-        batches = f", in each of up to {1 + rl.dynamic_sampling} batches" * rehearsal.resamples
-        console.log(f"a turn of the {role} samples at most (prompt, parents x samples of each{batches}): {sampled}")
+        batches, (turn, _) = f" in each of up to {1 + rl.dynamic_sampling} batches", rehearsal.example
+        sampled = []
+        for key, call in rehearsal.calls.items():
+            is_read = call.prompt.is_scored or bool(policies[call.prompt.role].model_config.score_head)
+            sampled.append(f"{key[0]} {call.prompts} x {call.samples}{batches * (key in turn.repeated)}"
+                           + ", read in one pass" * is_read)
+        console.log(f"a turn of the {role} samples at most (prompt, parents x samples of each): {', '.join(sampled)}")
     if sizes := turn_sizes(config, {role: rehearsal.draws for role, rehearsal in method.rehearsals.items()}):
         console.log(sizes)
     for note in task.notes:

@@ -89,7 +89,7 @@ class Pupil(NamedTuple):
         over_fn = make_over(self.config, self.tokenizers)
 
         def fits(row: TaggedRow) -> bool:
-            if max(row.over(over_fn)) <= 0:
+            if max(row.over(over_fn, (self.role,))) <= 0:
                 return True
             too_long.append(row)
             return False
@@ -236,10 +236,10 @@ def _imitate(pupil: Pupil, number: int, kept: list[TaggedRow]) -> Any:
     """The parameters after imitating these rows, trained or read."""
     lines = "".join(json.dumps(as_fields(row), ensure_ascii=False) + "\n" for row in kept)
     hosts.in_first(lambda: write_atomically(pupil.home / f"kept_{number}.jsonl", lines))
-    examples = {pupil.role: _examples(pupil, kept)}
+    examples = {pupil.role: _examples(pupil, pupil.role, kept)}
     # One policy in both roles rehearses what its generator learned.
     if pupil.role == "verifier" and pupil.policy.is_shared and (rows := _taught(pupil.home.with_name("generator"))):
-        examples["generator"] = _examples(pupil, rows)
+        examples["generator"] = _examples(pupil, "generator", rows)
     task = pupil.task._replace(
         sft_example=lambda role, part, index: examples[role].sft_example(role, part, index), sft_roles=tuple(examples),
         sft_fingerprint=hashlib.sha256(repr(kept).encode()).hexdigest(),
@@ -250,12 +250,12 @@ def _imitate(pupil: Pupil, number: int, kept: list[TaggedRow]) -> Any:
     return pupil.imitate_fn(task, pupil.home / f"round_{number}", title)
 
 
-def _examples(pupil: Pupil, rows: list[TaggedRow]) -> TaggedExamples:
+def _examples(pupil: Pupil, role: str, rows: list[TaggedRow]) -> TaggedExamples:
     numbered = [row._replace(problem=dataclasses.replace(row.problem, id=f"{row.problem.id}/{place}"))
                 for place, row in enumerate(rows)]
     heldout = max(1, len(rows) // HELDOUT_SHARE)
     over_fn = make_over(pupil.config, pupil.tokenizers)
-    return make_tagged_examples(TaggedRows(numbered, []), heldout, pupil.config.task.data_seed, over_fn)
+    return make_tagged_examples(TaggedRows(numbered, []), heldout, pupil.config.task.data_seed, over_fn, (role,))
 
 
 def _taught(home: Path) -> list[TaggedRow]:

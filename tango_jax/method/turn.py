@@ -132,6 +132,7 @@ class Turn:
         self.draws: Counter[str] = Counter()  # by stream
         self.adds_own_reward = self.has_labels = False
         self.calls: Calls = {}  # of the turn so far; of several batches, the largest
+        self.repeated: set[tuple[str, int]] = set()  # of `calls`, those that dynamic sampling makes for each batch
         self.scored: list[Call] = []
         self._work, self._own_rewards, self._rehearsed, self._own = work, own_rewards, rehearsed, own
         self._batch, self._numbers, self._everything, self._full = 0, Counter(), [], []
@@ -221,6 +222,7 @@ class Turn:
         self, sample_fn: Callable[[list[Problem]], Responses], reward_fn: RewardFn, stream: str, site: int
     ) -> Batch:
         batches, before, numbers, most = [], self.sampled, self._numbers, 1 + self.rl.dynamic_sampling
+        calls_before = set(self.calls)
         while len(batches) < most and sum(batch.has_signal.sum() for batch in batches) < self.rl.prompts_per_step:
             self.sampled, self._batch = [], len(batches)
             self._numbers = numbers.copy()  # each batch makes the same calls, numbered after those before
@@ -228,6 +230,7 @@ class Turn:
             responses, reward = reward_fn(self, sample_fn(problems))
             signal_P = self.algorithm.has_signal_P(reward.reward_B, responses)
             batches.append(Batch.of(problems, self.sampled, responses, reward, signal_P))
+        self.repeated |= self.calls.keys() - calls_before
         chosen, metrics = chosen_batch(batches, self.role)
         self._note_full(metrics)
         self._batch, self.sampled = 0, before + chosen.sampled

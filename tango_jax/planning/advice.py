@@ -25,7 +25,7 @@ def _changes(job: Job, phase: Phase, target: Target) -> list[str]:
     policy, held = job.policies[role], None
     if phase.optimizer:
         held = f", of the {(phase.parameters + phase.optimizer) / GIB:.1f} GiB that states and references take now"
-    changes = less_memory(policy, name, alike(job.config), held)
+    changes = less_memory(policy, name, alike(job.config), policy.is_scored, held)
     if name == "sample" and job.processes > 1 and policy.placement.local.size < target.per_host:
         changes.insert(0, f"one process for the {target.per_host} devices of a host: they share the rows of a batch")
     return [*changes, "more devices of the target"]

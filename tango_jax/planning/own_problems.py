@@ -7,7 +7,7 @@ Lengths are counted with the roles' tokenizers, or roughly in a plan without the
 import contextlib
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -53,14 +53,15 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     """
     settings, arm = OpenSettings(config, given), config.arm
     try:
-        config.arm = _fullest_arm(settings)
+        config.arm = next(iter(_asked_arms(settings)), arm)
         _fit(settings, machine)
     finally:
         config.arm = arm
 
 
 def _asked_arms(settings: OpenSettings) -> dict[str, Arm]:
-    """Those of a given experiment, also those that only cells of its grid have; else the arm of the run."""
+    """Those of a given experiment, also those that only cells of its grid have; else the arm of the run. First the
+    one that trains and samples most."""
     own, found = settings.config.ablation, {}
     labels = [label for axis in own.grid.values() if isinstance(axis, Mapping) for label in axis.values()]
     of_cells = [label.get("ablation.arms") for label in labels if isinstance(label, Mapping)]
@@ -69,14 +70,21 @@ def _asked_arms(settings: OpenSettings) -> dict[str, Arm]:
     for name in names or [settings.config.arm]:
         with contextlib.suppress(ValueError):  # another check says so
             found[name] = load_arm(name)
-    return found
+    return dict(sorted(found.items(), key=lambda item: _size(item[1]), reverse=True))
 
 
-def _fullest_arm(settings: OpenSettings) -> str:
-    """The one that trains and samples most, so that there is room for every arm."""
-    sizes = {name: (len(arm.turns), arm.uses_verifier, not arm.is_scored, not arm.is_one_policy)
-             for name, arm in _asked_arms(settings).items()}
-    return max(sizes, key=sizes.get, default=settings.config.arm)
+def _size(arm: Arm) -> tuple[int, ...]:
+    return len(arm.turns), arm.uses_verifier, not arm.is_scored, not arm.is_one_policy
+
+
+def sized_jobs(settings: OpenSettings, models: dict[str, ModelConfig], machine: Machine) -> list[Job]:
+    """Of every arm, as two may train different roles. Raises as `sized_job`."""
+    config, jobs = settings.config, []
+    for name in _asked_arms(settings) or [config.arm]:
+        config = config.copy_and_resolve_references()
+        config.arm = name
+        jobs.append(sized_job(config, models, machine))
+    return jobs
 
 
 def _fit(settings: OpenSettings, machine: Machine | None) -> None:
@@ -121,7 +129,7 @@ def _fit(settings: OpenSettings, machine: Machine | None) -> None:
         models, adapters = choose_adapters(settings, models, machine)
         set_batches(settings, models, machine, mistakes)
     mistakes.raise_all()
-    job = sized_job(config, models, machine)
+    jobs = sized_jobs(settings, models, machine)
     counts = (f"{training} for training, of {len(problems)} in {config.task.train}, and {heldout} for evaluation, of "
               f"{len(test)} in {config.task.test}" if test else
               f"{training} for training and {heldout} held out, of {len(problems)} in {config.task.train}")
@@ -130,8 +138,8 @@ def _fit(settings: OpenSettings, machine: Machine | None) -> None:
         + " and ".join(f"the {role}'s prompts are {describe_form(config[role], tokenizers[role])}" for role in ROLES),
         *(describe_lengths(role, lengths[role], config[role], models[role]) for role in ROLES),
         *adapters,
-        describe_batches(job),
-        describe_turns(job, training),
+        describe_batches(jobs),
+        describe_turns(jobs, training),
         *stage_one,
         *describe_rough_counts(config, tokenizers),
         "all of these can be set: --config.key=value" + ("; --print-config shows every key" if planned is None else ""),
@@ -307,14 +315,18 @@ def set_stage_one(
             f"updates ({steps}). Without it: --config.task.stage_one="]
 
 
-def describe_turns(job: Job, training: int) -> str:
-    config, rl = job.config, job.config.rl
-    warmup = f"rl.warmup_steps={rl.warmup_steps}" if job.trains("verifier") else "no warm-up"
+def trained_roles(jobs: Sequence[Job]) -> list[str]:
+    return [role for role in ROLES if any(job.trains(role) for job in jobs)]
+
+
+def describe_turns(jobs: Sequence[Job], training: int) -> str:
+    config, rl, trained = jobs[0].config, jobs[0].config.rl, trained_roles(jobs)
+    warmup = f"rl.warmup_steps={rl.warmup_steps}" if "verifier" in trained else "no warm-up"
     whole, may = math.ceil(training / problems_of_a_draw(rl, "generator")), "may " if rl.dynamic_sampling else ""
-    draws = f" ({whole} {may}draw every problem once)" if job.trains("generator") else ""
+    draws = f" ({whole} {may}draw every problem once)" if "generator" in trained else ""
     return (f"turns: rl.generator_steps={rl.generator_steps}{draws} after {warmup}, an evaluation every "
-            f"{config.eval.every}, a checkpoint of {job.checkpoint_bytes / 1e9:.1f} GB every {config.checkpoint.every} "
-            f"turns (checkpoint.keep={config.checkpoint.keep})")
+            f"{config.eval.every}, a checkpoint of {jobs[0].checkpoint_bytes / 1e9:.1f} GB every "
+            f"{config.checkpoint.every} turns (checkpoint.keep={config.checkpoint.keep})")
 
 
 def choose_adapters(
@@ -327,7 +339,7 @@ def choose_adapters(
         return models, []
     try:
         set_batches(settings, models, machine, Mistakes())
-        fits = planned_peak(sized_job(settings.config, models, machine)) <= machine.memory
+        fits = planned_peak(sized_jobs(settings, models, machine)) <= machine.memory
     except ValueError:  # not even the states fit, or another mistake, which is found again
         fits = False
     rank = min(ADAPTER_RANK, *(1 << int(math.log2(narrowest_side(model))) for model in trained.values()))
@@ -359,9 +371,9 @@ def set_batches(
                          "name at least one, or leave the setting out to fit it to the memory")
     mistakes.raise_all()
     with mistakes.collected():
-        job = sized_job(config, models, machine)
+        jobs = sized_jobs(settings, models, machine)
     mistakes.raise_all()
-    held = resident(job, "").peak
+    held = max(resident(job, "").peak for job in jobs)
     names = ", ".join(dict.fromkeys(config[role].checkpoint for role in ROLES))
     mistakes.require(
         held < machine.memory,
@@ -370,28 +382,29 @@ def set_batches(
         "generator.mesh.offload=true and verifier.mesh.offload=true, or generator.loss.kl_coef=0 and "
         "verifier.loss.kl_coef=0 for no references",
     )
-    for role, model in models.items():
+    for role in models:
         for (kind, key), values in tried.items():
             for value in values:
                 settings.put(f"{role}.{key}", value)
-                if has_room(job, role, model, kind):
+                if has_room(settings, models, machine, role, kind):
                     break
 
 
-def has_room(job: Job, role: str, model: ModelConfig, kind: str) -> bool:
-    machine = job.machine
+def has_room(
+    settings: OpenSettings, models: dict[str, ModelConfig], machine: Machine, role: str, kind: str
+) -> bool:
     try:
-        tried = sized_job(job.config, {role: model}, machine)
+        jobs = sized_jobs(settings, models, machine)
     except ValueError:  # cache_tokens have no room for the smallest batch of these row_buckets
         return False
-    job = dataclasses.replace(job, policies=job.policies | tried.policies)
     # Fewer rows would not help where the weights are laid out.
-    return all(phase.peak <= machine.scale.memory * machine.memory for phase in estimated_phases(job, role, kind)
-               if not phase.name.endswith("/reshard"))
+    return all(phase.peak <= machine.scale.memory * machine.memory
+               for job in jobs for phase in estimated_phases(job, role, kind) if not phase.name.endswith("/reshard"))
 
 
-def planned_peak(job: Job) -> float:
-    return max(phase.peak for role in ROLES for kind in PHASES_OF for phase in estimated_phases(job, role, kind))
+def planned_peak(jobs: Sequence[Job]) -> float:
+    return max(phase.peak for job in jobs for role in ROLES for kind in PHASES_OF
+               for phase in estimated_phases(job, role, kind))
 
 
 def halved(most: int, multiple: int) -> list[int]:
@@ -403,15 +416,16 @@ def halved(most: int, multiple: int) -> list[int]:
     return found
 
 
-def describe_batches(job: Job) -> str:
+def describe_batches(jobs: Sequence[Job]) -> str:
+    job = jobs[0]
     config, rl, machine = job.config, job.config.rl, job.machine
     sizes = dict.fromkeys(f"{num_parameters(policy.model_config) / 1e6:.3g} M parameters"
                           for policy in job.policies.values())
     decoded = " and ".join(f"{policy.config.row_buckets[-1]} rows of the {role}"
                            for role, policy in job.policies.items()
                            if not (policy.is_scored or policy.model_config.score_head))
-    trained = " and ".join(f"{config[role].rows_per_micro_batch} of the {role}" for role in ROLES if job.trains(role))
+    trained = " and ".join(f"{config[role].rows_per_micro_batch} of the {role}" for role in trained_roles(jobs))
     return (f"batches: {rl.prompts_per_step} problems x {rl.samples_per_prompt} solutions a turn; at a time, {decoded} "
             f"are decoded, and {trained} are trained on; for {' and '.join(sizes)} on "
             f"{machine.devices} x {machine.platform} of {machine.memory / GIB:.1f} GiB, of which about "
-            f"{planned_peak(job) / GIB:.1f} GiB are planned")
+            f"{planned_peak(jobs) / GIB:.1f} GiB are planned")

@@ -6,10 +6,12 @@ from typing import Any
 from tango_jax.config import ROLES
 
 
-def less_memory(policy: Any, phase: str, alike: Collection[str], offloaded: str | None = "") -> list[str]:
+def less_memory(
+    policy: Any, phase: str, alike: Collection[str], is_scored: bool, offloaded: str | None = ""
+) -> list[str]:
     """Each as "setting=value: effect". `policy`: a Policy or a planned one. `phase`: sample, reshard, sft, init or
-    one of an update. `alike`: see `method.own_arm.alike`. `offloaded`: about moments and references that `mesh.offload`
-    would move; None: there are none."""
+    one of an update. `alike`: see `method.own_arm.alike`. `is_scored`: its marks are read, and no prompt is shared.
+    `offloaded`: about moments and references that `mesh.offload` would move; None: there are none."""
     config, shape = policy.config, policy.placement.train.shape
     if phase in ("reshard", "sample"):
         changes = _sampling_changes(policy)
@@ -17,7 +19,7 @@ def less_memory(policy: Any, phase: str, alike: Collection[str], offloaded: str 
         rank = f"{policy.role}.model.lora.rank=32: adapters have fewer moments and gradients than all parameters"
         changes = [] if policy.model_config.lora or policy.model_config.score_head else [rank]
     else:
-        changes = _training_changes(policy, "sft." if phase == "sft" else "")
+        changes = _training_changes(policy, "sft." if phase == "sft" else "", is_scored)
     if shape["data"] > 1:
         changes.append(f"{policy.role}.mesh.data=1 and {policy.role}.mesh.fsdp={shape['fsdp'] * shape['data']}: its "
                        f"state is split over {shape['data']} times as many devices")
@@ -35,7 +37,7 @@ def _of_both(role: str, change: str, alike: Collection[str]) -> str:
     return ": ".join([" and ".join(settings.replace(role, name) for name in ROLES), *effect])
 
 
-def _training_changes(policy: Any, stage: str) -> list[str]:
+def _training_changes(policy: Any, stage: str, is_scored: bool) -> list[str]:
     role, config, model = policy.role, policy.config, policy.model_config
     tensor = policy.placement.train.shape["tensor"]
     rows, changes = (config.sft if stage else config).rows_per_micro_batch, []
@@ -45,7 +47,7 @@ def _training_changes(policy: Any, stage: str) -> list[str]:
         changes.append(f"{role}.logp_chunk=512: the logits of 512 tokens exist at a time")
     if rows > 1:
         changes.append(f"{role}.{stage}rows_per_micro_batch={rows // 2}: half the activations")
-    if not stage and config.prompts_per_micro_batch > 1:
+    if not stage and not is_scored and config.prompts_per_micro_batch > 1:
         changes.append(f"{role}.prompts_per_micro_batch={config.prompts_per_micro_batch // 2}")
     if model.num_kv_heads % (2 * tensor) == 0 and policy.placement.local.size > tensor:
         changes.append(f"{role}.mesh.tensor={2 * tensor}: a layer's parameters and most activations are split")

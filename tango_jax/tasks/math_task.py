@@ -166,10 +166,11 @@ def _make_stage_one(
         )
     is_for_verifier = config.verifier.sft.steps > 0 and not config.verifier.init_from
     rows = read_stage_one(task.stage_one, is_for_verifier, config.verifier.stop_at_first_error)
-    tagged = make_tagged_examples(rows, task.validation, task.data_seed, over_fn, excluded)
+    roles = ROLES if is_for_verifier else ("generator",)
+    tagged = make_tagged_examples(rows, task.validation, task.data_seed, over_fn, roles, excluded)
     return _StageOne(
         tagged.sft_example,
-        ROLES if is_for_verifier else ("generator",),
+        roles,
         f"{task.stage_one}: {tagged.num_train} solutions to imitate, {tagged.num_heldout} held out"
         f"{f' ({FILES[1]})' if rows.heldout else ''}; {_left_out(tagged)}; no fixed pool",
         tagged.heldout,

@@ -64,7 +64,7 @@ def keep_solutions(
     for problem, own in zip(problems, texts, strict=True):
         good = dict.fromkeys(text for text, is_right in own if is_right and is_well_formed(text, min_steps, is_strict))
         rows = (TaggedRow(problem, text, len(parse_solution(text).steps), "") for text in good)
-        kept += itertools.islice(filter(fits_fn, rows), most)
+        kept += list(filter(fits_fn, rows))[:most]  # all are tried, so that a count does not depend on their order
     return kept
 
 
@@ -138,7 +138,7 @@ def keep_verifications(
     for claim, own in zip(claims, texts, strict=True):
         good = dict.fromkeys(text for text in own if agrees(claim, text))
         rows = (TaggedRow(claim.problem, claim.text, claim.num_steps, text) for text in good)
-        kept[_kind(claim)] += itertools.islice(filter(fits_fn, rows), most)
+        kept[_kind(claim)] += list(filter(fits_fn, rows))[:most]
     right = _in_turns(kept["damaged"], kept["right"])
     count = min(len(right), len(kept["wrong"]))
     return _in_turns(right[:count], kept["wrong"][:count])

@@ -5,11 +5,10 @@ A row has `question` (or `problem`), `solution` and, if the verifier has its own
 the held-out loss; otherwise whole questions of the file are held out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import question_key
 from tango_jax.data.row_fields import BadRow, check_keys, text_of
 from tango_jax.data.rows import HUB_PREFIX, read_rows
@@ -32,8 +31,8 @@ class TaggedRow(NamedTuple):
             return SftExample(self.problem, "", 0, self.solution)
         return SftExample(self.problem, self.solution, self.num_steps, self.verification)
 
-    def over(self, over_fn: Callable[[str, SftExample], Over]) -> Over:
-        roles = ROLES if self.verification else ("generator",)
+    def over(self, over_fn: Callable[[str, SftExample], Over], roles: Sequence[str]) -> Over:
+        """`roles`: those that imitate it."""
         return Over(*map(max, zip(*(over_fn(role, self.example(role)) for role in roles), strict=True)))
 
 
@@ -108,12 +107,14 @@ def make_tagged_examples(
     num_heldout: int,
     seed: int,
     over_fn: Callable[[str, SftExample], Over],
+    roles: Sequence[str],
     excluded: frozenset[str] = frozenset(),
 ) -> TaggedExamples:
     """Split the rows by seed, unless held-out rows have their own file.
 
     Args:
         over_fn: see `prompt_lengths.make_over`; rows over a limit are left out.
+        roles: those that imitate the rows.
         excluded: `question_key` of problems that must not be imitated.
 
     Raises ValueError: too few rows remain.
@@ -125,7 +126,7 @@ def make_tagged_examples(
     set_aside = excluded | {question_key(problem.question) for problem in heldout}
     imitated = [row.problem for row in tagged.rows if question_key(row.problem.question) not in set_aside]
     split = split_examples(
-        imitated, lambda problem: row_of[problem.id].over(over_fn), num_heldout, seed, heldout
+        imitated, lambda problem: row_of[problem.id].over(over_fn, roles), num_heldout, seed, heldout
     )
     order = {"train": make_problem_order(split.train, seed), "heldout": make_problem_order(split.validation, seed)}
 

@@ -138,7 +138,7 @@ def _facts(run: Run) -> dict:
         "task": run.settings["task.name"],
         "turns": run.turns_made if run.is_finished else max((row["step"] for row in run.rows), default=0),
         "is_finished": run.is_finished,
-        "made_with": [*describe(run.provenance), *own_samples(run.workdir)],
+        "made_with": [*describe(run.provenance), *own_samples(run.workdir, run.settings)],
     }
 
 

@@ -1,9 +1,9 @@
 """Finds the runs of a report: settings, metrics and place of every run in the given folders."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tango_jax.method.own_arm import arm_name
 from tango_jax.runtime.checks import local_path, read_json_object
@@ -53,16 +53,17 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
     return [_read_run(workdir, workdir.relative_to(common)) for workdir in workdirs]
 
 
-def own_samples(workdir: Path) -> list[str]:
+def own_samples(workdir: Path, settings: Mapping[str, Any]) -> list[str]:
     """A line on each role's stage 1 of its own samples (loop/self_stage_one.py), if it had one."""
     lines = []
     for path in sorted((workdir / SELF).glob("*/rounds.json")):
-        balanced = " (as many of right as of wrong solutions)" * (path.parent.name == "verifier")
+        balanced = ", as many of right as of wrong solutions" * (path.parent.name == "verifier")
         stored = read_json_object(path, "leave this run out, or restore the file")
         first, *rounds = stored["rounds"]
         told = "".join(
             f"; round {row['round']}: {row['samples']} samples, {row['well_formed_share']:.0%} well formed up "
-            f"to the closing tag and {row['kept_share']:.0%} kept{balanced}"
+            f"to the closing tag and {row['kept_share']:.0%} kept (right and well formed, at most "
+            f"self.keep={settings[f'{SELF}.keep']} of a prompt{balanced})"
             + (f"; after it, {row['plain_share']:.0%} of the whole plain ones" if "plain_share" in row else "")
             for row in rounds)
         result = f"it starts from round {stored['result']}" if stored["result"] else "it has no stage 1"

@@ -12,7 +12,7 @@ from support.policies import policies_of
 from support.update_cases import LENGTHS, RESPONSES, make_data
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop import run, turn
-from tango_jax.loop.breakdown import explained
+from tango_jax.loop.breakdown import explained, names_memory
 from tango_jax.loop.turn import RunContext, respond, update_policy
 from tango_jax.records import Responses, Rollout, TrainState
 from tango_jax.runtime.console import Console
@@ -94,6 +94,18 @@ def test_update_and_scores(policy, monkeypatch):
     config.loss.kl_coef = 0.1
     failing = dataclasses.replace(failing, score=no_memory)
     assert update().startswith("turn 5: scoring for the update of the generator ran out of device memory")
+
+
+@pytest.mark.parametrize("arm, is_advised", [("tango", True), ("scored", False)])
+def test_a_verifier_that_is_read_shares_no_prompt_in_an_update(policies, arm, is_advised):
+    verifier = policies["verifier"]
+    assert verifier.config.prompts_per_micro_batch > 1
+
+    def update():
+        with names_memory("the update of the verifier", ["update"], load_config("tiny", [f"arm={arm}"]), verifier):
+            no_memory()
+
+    assert ("verifier.prompts_per_micro_batch=" in message_of(update)) == is_advised
 
 
 def test_the_start_of_a_run(policies, monkeypatch, tmp_path):

@@ -112,7 +112,8 @@ def test_the_start_of_a_run_says_that_a_reward_model_reads(folder, capsys):
     task = make_task(config, {role: policy.tokenizer for role, policy in policies.items()})
     describe_run(Console(), config, policies, task, make_schedule(config), method)
     said = " ".join(capsys.readouterr().out.split())
-    assert "of each, in each of up to 4 batches): generator 2 x 2, verifier 4 x 1, read in one pass" in said
+    # Only the solutions that are chosen are judged.
+    assert "of each): generator 2 x 2 in each of up to 4 batches, verifier 4 x 1, read in one pass" in said
 
 
 @pytest.mark.parametrize("mesh", [("fsdp=8",), ("fsdp=4", "tensor=2", "decode_tensor=2")])

@@ -148,9 +148,11 @@ def test_rounds_sample_keep_and_imitate_until_the_gate(config, policies, taught,
         assert peek_meta(tmp_path / f"sft/{role}/checkpoints").step == config[role].sft.steps
         assert not list(tmp_path.glob(f"self/{role}/round_*/sft/*/*"))  # the result has been moved
         assert script.seen[role][-1] == tree_fingerprint(weights[role])
-    told = own_samples(tmp_path)  # in the report
+    told = own_samples(tmp_path, {"self.keep": 2})  # in the report
     assert [line.split()[4] for line in told] == list(ROLES) and told[0].endswith("it starts from round 2")
     assert "before it, 0% of its responses to the plain prompt were well formed; round 1: 40 samples" in told[0]
+    assert "kept (right and well formed, at most self.keep=2 of a prompt);" in told[0]
+    assert "at most self.keep=2 of a prompt, as many of right as of wrong solutions);" in told[1]
     # Another run finds the result, and samples nothing.
     calls = len(script.calls)
     again = stage_one(config, tmp_path, script, monkeypatch, policies=policies)
@@ -205,10 +207,11 @@ def test_what_is_kept_fits_and_is_imitated(config, policies):
              for place, claim in enumerate(claims)]
     tokenizers = {role: policies[role].tokenizer for role in ROLES}
     config.verifier.max_response = len(tokenizers["verifier"].encode_response(texts[1]))
+    config.generator.sft.pack_length = 1  # which no solution fits, and the generator imitates none here
     pupil = self_rounds.Pupil(policies["verifier"], config, None, tokenizers, None, None, claims, None, None)
     kept, too_long = pupil.kept([[self_sampling.Sampled(text, False, None)] for text in texts])
     assert ["{CORRECT}</final" in row.verification for row in kept] == [True, False] * 3 and too_long == 7
-    made = self_rounds._examples(pupil, kept)
+    made = self_rounds._examples(pupil, "verifier", kept)
     assert (made.num_train, made.num_heldout, made.num_too_long) == (5, 1, 0)
 
 
@@ -336,7 +339,7 @@ def test_a_verifier_with_nothing_to_imitate_has_no_stage_one_and_the_run_goes_on
     assert meta.step == 0 and meta.meta[UNTRAINED]
     result, found = rounds_of(tmp_path, "verifier")
     assert result == 0 and len(found) == rounds
-    assert own_samples(tmp_path)[1].endswith("; it has no stage 1")
+    assert own_samples(tmp_path, {"self.keep": 2})[1].endswith("; it has no stage 1")
     calls = len(script.calls)  # another run finds this
     again = stage_one(config, tmp_path, script, monkeypatch, policies=policies)
     assert len(script.calls) == calls and tree_fingerprint(again["verifier"]) == tree_fingerprint(weights["verifier"])

@@ -89,7 +89,7 @@ def test_a_checkpoint_holds_one_policy_once(folder, tmp_path, setting, models_sa
     config = own(folder, write_problems(tmp_path / "problems.jsonl", 40), setting)
     model = preset_model("HuggingFaceTB/SmolLM3-3B")
     size = models_saved * 12 * num_parameters(model) / 1e9  # float32 parameters and two moments
-    said = own_problems.describe_turns(sized_job(config, dict.fromkeys(ROLES, model), ROOMY_CPU), 36)
+    said = own_problems.describe_turns([sized_job(config, dict.fromkeys(ROLES, model), ROOMY_CPU)], 36)
     assert f"a checkpoint of {size:.1f} GB every" in said
 
 
@@ -430,6 +430,26 @@ def test_settings_suit_every_arm_of_an_experiment(folder, tmp_path, arms, arm, s
     assert (config.arm, config.verifier.sft.steps) == (arm, steps)
     assert told in config.notes and decoded in config.notes
     make_plan(config, tmp_path / "runs")
+
+
+def test_an_experiment_has_room_for_each_of_its_arms(folder, tmp_path):
+    """One trains the generator alone, the other one the verifier alone."""
+    problems = write_problems(tmp_path / "problems.jsonl", 200)
+    grpo, fixed, both = (fitted(folder, problems, Machine("gpu", 1, 0.2 * GIB), given) for given in (
+        "arm=grpo", "arm=fixed_generator", "ablation.arms=('grpo','fixed_generator')"))
+    rows = [[config[role].rows_per_micro_batch for role in ROLES] for config in (grpo, fixed, both)]
+    assert rows == [[2, 8], [8, 1], [2, 1]]  # 8 where a role is not trained
+    assert "2 of the generator and 1 of the verifier are trained on" in both.notes
+    assert "draw every problem once) after rl.warmup_steps" in both.notes
+
+
+@pytest.mark.parametrize("command, steps", [("ablate", 32), ("train", 0)])
+def test_an_experiment_has_its_own_arms_and_not_the_arm_of_a_run(folder, tmp_path, command, steps):
+    """Most of its default arms have a verifier."""
+    problems = write_problems(tmp_path / "problems.jsonl", 200)
+    given = ["--config=own_problems", f"--model={folder}", f"--problems={problems}", "--config.arm=grpo"]
+    config, _ = parse_command_line(command, "doc", given, "runs/NAME")
+    assert (config.arm, config.verifier.sft.steps) == ("grpo", steps)
 
 
 @pytest.mark.parametrize("arm, steps", [("second_try", 32), ("scored", 0)])

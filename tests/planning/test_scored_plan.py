@@ -1,11 +1,14 @@
 """Plans of a verifier that does not write: it has no sampler, and reads marks in a pass of whole texts."""
 
+import dataclasses
+
 import jax
 import pytest
 
 from tango_jax.cli.command_line import load_config
 from tango_jax.loop.compilation import _batches
 from tango_jax.method.rehearsal import Trained
+from tango_jax.planning.advice import advice
 from tango_jax.planning.assumed_lengths import Even
 from tango_jax.planning.estimates import estimated_phases, estimated_programs
 from tango_jax.planning.job import make_job, sized_job
@@ -47,6 +50,19 @@ def test_its_batches_are_those_of_a_run(job):
     assert role_programs(job, "verifier") == {"sft": 2, "update": 1, "score": 2}
     same = job_of("scored", "eval.problems=8")
     assert same.method.most_read(same.config) == 8 and role_programs(same, "verifier")["score"] == 1
+
+
+def test_no_plan_advises_fewer_shared_prompts():
+    """There are none: the memory is the same with any verifier.prompts_per_micro_batch."""
+    peaks, target = {}, open_target("cpu", 1)
+    for arm, prompts in (("scored", 4), ("scored", 1), ("tango", 4), ("tango", 1)):
+        sized = job_of(arm, f"verifier.prompts_per_micro_batch={prompts}")
+        found = estimated_phases(sized, "verifier", "training")
+        peaks[arm, prompts] = {phase.name: phase.peak for phase in found}["verifier/update"]
+        lines = advice(sized, found, dataclasses.replace(target, memory=1))
+        is_advised = any("verifier.prompts_per_micro_batch=2" in line for line in lines)
+        assert is_advised == ((arm, prompts) == ("tango", 4))
+    assert peaks["scored", 4] == peaks["scored", 1] and peaks["tango", 4] > peaks["tango", 1]
 
 
 def test_memory_and_times_are_those_of_a_score(job):

@@ -44,6 +44,23 @@ def test_only_right_and_well_formed_solutions_are_kept_each_once_and_few_of_a_pr
     assert keep_solutions(PROBLEMS, texts, most=2, min_steps=3) == []  # fewer steps lose format score
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_too_long_is_counted_whatever_the_order(order):
+    """Of four solutions two fit, and two are kept at most; so it is with verifications."""
+    too_long = []
+
+    def fits(row):
+        too_long.extend([row] * (is_long := "long" in row.solution + row.verification))
+        return not is_long
+
+    texts = [(solution(0, 1, remark), True) for remark in ("a ", "b ", "a long ", "b long ")][::order]
+    assert len(keep_solutions(PROBLEMS[:1], [texts], most=2, min_steps=2, fits_fn=fits)) == len(too_long) == 2
+    claims = [Claim(PROBLEMS[0], solution(0, 1), 2, True), Claim(PROBLEMS[0], solution(0, 2), 2, False)]
+    said = [[judged([remark] * 2, [claim.is_right] * 2) for remark in ("a", "b", "a long", "b long")][::order]
+            for claim in claims]
+    assert len(keep_verifications(claims, said, most=2, fits_fn=fits)) == 4 and len(too_long) == 2 + 4
+
+
 @pytest.mark.parametrize("old, new", [
     ("think>", "thought>"), ("<think>\n", ""), ("</step>\n</think>", "</step>\n</step>"),
     ("</answer>", "</answer></answer>"),
