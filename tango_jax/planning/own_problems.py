@@ -5,27 +5,29 @@ Lengths are counted with the roles' tokenizers, or roughly in a plan without the
 """
 
 import contextlib
-import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_problems, question_key
-from tango_jax.method.arms import Arm
 from tango_jax.method.load import load_method
-from tango_jax.method.own_arm import load_arm
 from tango_jax.method.turn import problems_of_a_draw
 from tango_jax.models.head_precision import LEAST_CAPABILITY
-from tango_jax.models.lora import narrowest_side
 from tango_jax.models.transformer import ModelConfig
 from tango_jax.planning.costs import num_parameters
-from tango_jax.planning.estimates import estimated_phases
-from tango_jax.planning.job import Job, sized_job
+from tango_jax.planning.job import Job
 from tango_jax.planning.machines import GIB, Machine, Scale, planned_machine, this_machine
-from tango_jax.planning.memory import PHASES_OF, resident
+from tango_jax.planning.own_batches import (
+    asked_arms,
+    choose_adapters,
+    describe_batches,
+    set_batches,
+    sized_jobs,
+    trained_roles,
+)
 from tango_jax.planning.problem_lengths import Lengths, prompt_lengths, read_as, rounded
 from tango_jax.planning.sources import OpenSettings, describe_form, describe_rough_counts, open_sources
 from tango_jax.records import Problem
@@ -34,9 +36,8 @@ from tango_jax.runtime.console import working
 from tango_jax.tasks.self_text import GATE, LOOKED_AT, SELF
 from tango_jax.tasks.splits import draw_questions
 from tango_jax.text.prompts import SECOND_JUDGEMENT, SECOND_TRY, Prompt
-from tango_jax.weights.source import fields_of, kind_of
+from tango_jax.weights.source import kind_of
 
-ADAPTER_RANK = 32
 LEAST_RESPONSE = 64  # tokens; shorter limits leave no room for a solution in steps
 STAGE_ONE_STEPS = 32  # updates of a round of stage 1, which imitates some dozens of samples
 STAGE_ONE_TURNS = 16  # a round of stage 1 samples from as many problems as so many turns
@@ -53,38 +54,10 @@ def fit(config: ConfigDict, given: Collection[str] = (), machine: Machine | None
     """
     settings, arm = OpenSettings(config, given), config.arm
     try:
-        config.arm = next(iter(_asked_arms(settings)), arm)
+        config.arm = next(iter(asked_arms(settings)), arm)
         _fit(settings, machine)
     finally:
         config.arm = arm
-
-
-def _asked_arms(settings: OpenSettings) -> dict[str, Arm]:
-    """Those of a given experiment, also those that only cells of its grid have; else the arm of the run. First the
-    one that trains and samples most."""
-    own, found = settings.config.ablation, {}
-    labels = [label for axis in own.grid.values() if isinstance(axis, Mapping) for label in axis.values()]
-    of_cells = [label.get("ablation.arms") for label in labels if isinstance(label, Mapping)]
-    asked = [own.arms if "ablation.arms" in settings.given else (), *of_cells]
-    names = [name for names in asked if isinstance(names, (list, tuple)) for name in names if isinstance(name, str)]
-    for name in names or [settings.config.arm]:
-        with contextlib.suppress(ValueError):  # another check says so
-            found[name] = load_arm(name)
-    return dict(sorted(found.items(), key=lambda item: _size(item[1]), reverse=True))
-
-
-def _size(arm: Arm) -> tuple[int, ...]:
-    return len(arm.turns), arm.uses_verifier, not arm.is_scored, not arm.is_one_policy
-
-
-def sized_jobs(settings: OpenSettings, models: dict[str, ModelConfig], machine: Machine) -> list[Job]:
-    """Of every arm, as two may train different roles. Raises as `sized_job`."""
-    config, jobs = settings.config, []
-    for name in _asked_arms(settings) or [config.arm]:
-        config = config.copy_and_resolve_references()
-        config.arm = name
-        jobs.append(sized_job(config, models, machine))
-    return jobs
 
 
 def _fit(settings: OpenSettings, machine: Machine | None) -> None:
@@ -151,7 +124,7 @@ def _further_prompts(settings: OpenSettings) -> dict[str, set[Prompt]]:
     """Of all arms."""
     found: dict[str, set[Prompt]] = {role: set() for role in ROLES}
     config = settings.config.copy_and_resolve_references()
-    for arm in _asked_arms(settings):
+    for arm in asked_arms(settings):
         config.arm = arm
         with contextlib.suppress(ValueError):  # another check says so
             method = load_method(config, is_checked=False)
@@ -279,7 +252,7 @@ def set_stage_one(
     """A stage 1 of own samples, which a role that follows its prompt leaves out (loop/self_stage_one.py). None where a
     role goes on from another run, or `given` has 0 updates of every role that would learn. Returns a line that says
     so."""
-    config, arms = settings.config, _asked_arms(settings).values()
+    config, arms = settings.config, asked_arms(settings).values()
     # A verifier that does not write is not taught to, and one experiment has one stage 1.
     is_taught = any(arm.uses_verifier for arm in arms) and not any(arm.is_scored for arm in arms)
     goes_on = config.fork_of or any(config[role].init_from or kind_of(config[role].checkpoint) == "workdir"
@@ -315,10 +288,6 @@ def set_stage_one(
             f"updates ({steps}). Without it: --config.task.stage_one="]
 
 
-def trained_roles(jobs: Sequence[Job]) -> list[str]:
-    return [role for role in ROLES if any(job.trains(role) for job in jobs)]
-
-
 def describe_turns(jobs: Sequence[Job], training: int) -> str:
     config, rl, trained = jobs[0].config, jobs[0].config.rl, trained_roles(jobs)
     warmup = f"rl.warmup_steps={rl.warmup_steps}" if "verifier" in trained else "no warm-up"
@@ -327,105 +296,3 @@ def describe_turns(jobs: Sequence[Job], training: int) -> str:
     return (f"turns: rl.generator_steps={rl.generator_steps}{draws} after {warmup}, an evaluation every "
             f"{config.eval.every}, a checkpoint of {jobs[0].checkpoint_bytes / 1e9:.1f} GB every "
             f"{config.checkpoint.every} turns (checkpoint.keep={config.checkpoint.keep})")
-
-
-def choose_adapters(
-    settings: OpenSettings, models: dict[str, ModelConfig], machine: Machine
-) -> tuple[dict[str, ModelConfig], list[str]]:
-    """The models, with adapters where training all parameters does not fit, and a line that says so."""
-    trained = {role: model for role, model in models.items() if not model.score_head}
-    keys = [f"{role}.model.lora.rank" for role in trained]
-    if settings.given.intersection(keys):
-        return models, []
-    try:
-        set_batches(settings, models, machine, Mistakes())
-        fits = planned_peak(sized_jobs(settings, models, machine)) <= machine.memory
-    except ValueError:  # not even the states fit, or another mistake, which is found again
-        fits = False
-    rank = min(ADAPTER_RANK, *(1 << int(math.log2(narrowest_side(model))) for model in trained.values()))
-    if fits:
-        return models, []
-    for key in keys:
-        settings.put(key, rank)
-    whose = "both roles" if len(trained) > 1 else f"the {', '.join(trained)}"
-    adapted = {role: dataclasses.replace(model, **fields_of(settings.config[role])) for role, model in models.items()}
-    return adapted, [f"adapters of rank {rank} on frozen models (model.lora.rank): training all parameters of "
-                     f"{whose} does not fit in {machine.memory / GIB:.1f} GiB"]
-
-
-def set_batches(
-    settings: OpenSettings, models: dict[str, ModelConfig], machine: Machine, mistakes: Mistakes
-) -> None:
-    """Set how many rows are decoded and trained on at a time, as many as the memory has room for."""
-    config, M = settings.config, settings.config.rl.samples_per_prompt
-    rows_tried = [tuple(sorted({max(rows // 2, 1), rows})) for rows in halved(config.rl.prompts_per_step * M, M)]
-    tried = {("sampling", "row_buckets"): rows_tried,
-             ("training", "rows_per_micro_batch"): [4, 2, 1] if machine.is_cpu else [8, 4, 2, 1]}
-    for role, model in models.items():
-        chunk = machine.scale.logits_chunk(model.vocab_size)  # small vocabularies need no chunks
-        settings.put(f"{role}.logp_chunk", chunk if chunk < 4 * config[role].max_response else 0)
-        settings.put(f"{role}.prompts_per_micro_batch", int(machine.is_cpu))  # kernels attend to long rows
-        for (_, key), values in tried.items():
-            settings.put(f"{role}.{key}", values[-1])
-        mistakes.require(len(config[role].row_buckets) > 0, f"{role}.row_buckets=() names no number of rows to decode: "
-                         "name at least one, or leave the setting out to fit it to the memory")
-    mistakes.raise_all()
-    with mistakes.collected():
-        jobs = sized_jobs(settings, models, machine)
-    mistakes.raise_all()
-    held = max(resident(job, "").peak for job in jobs)
-    names = ", ".join(dict.fromkeys(config[role].checkpoint for role in ROLES))
-    mistakes.require(
-        held < machine.memory,
-        f"{names}: parameters, optimizer states and references of both roles take {held / GIB:.1f} GiB of each "
-        f"device, which has {machine.memory / GIB:.1f} GiB: choose a smaller model or more devices, or set "
-        "generator.mesh.offload=true and verifier.mesh.offload=true, or generator.loss.kl_coef=0 and "
-        "verifier.loss.kl_coef=0 for no references",
-    )
-    for role in models:
-        for (kind, key), values in tried.items():
-            for value in values:
-                settings.put(f"{role}.{key}", value)
-                if has_room(settings, models, machine, role, kind):
-                    break
-
-
-def has_room(
-    settings: OpenSettings, models: dict[str, ModelConfig], machine: Machine, role: str, kind: str
-) -> bool:
-    try:
-        jobs = sized_jobs(settings, models, machine)
-    except ValueError:  # cache_tokens have no room for the smallest batch of these row_buckets
-        return False
-    # Fewer rows would not help where the weights are laid out.
-    return all(phase.peak <= machine.scale.memory * machine.memory
-               for job in jobs for phase in estimated_phases(job, role, kind) if not phase.name.endswith("/reshard"))
-
-
-def planned_peak(jobs: Sequence[Job]) -> float:
-    return max(phase.peak for job in jobs for role in ROLES for kind in PHASES_OF
-               for phase in estimated_phases(job, role, kind))
-
-
-def halved(most: int, multiple: int) -> list[int]:
-    """`most`, halved again and again, as multiples, the largest first."""
-    found = []
-    while most >= multiple:
-        found.append(most // multiple * multiple)
-        most //= 2
-    return found
-
-
-def describe_batches(jobs: Sequence[Job]) -> str:
-    job = jobs[0]
-    config, rl, machine = job.config, job.config.rl, job.machine
-    sizes = dict.fromkeys(f"{num_parameters(policy.model_config) / 1e6:.3g} M parameters"
-                          for policy in job.policies.values())
-    decoded = " and ".join(f"{policy.config.row_buckets[-1]} rows of the {role}"
-                           for role, policy in job.policies.items()
-                           if not (policy.is_scored or policy.model_config.score_head))
-    trained = " and ".join(f"{config[role].rows_per_micro_batch} of the {role}" for role in trained_roles(jobs))
-    return (f"batches: {rl.prompts_per_step} problems x {rl.samples_per_prompt} solutions a turn; at a time, {decoded} "
-            f"are decoded, and {trained} are trained on; for {' and '.join(sizes)} on "
-            f"{machine.devices} x {machine.platform} of {machine.memory / GIB:.1f} GiB, of which about "
-            f"{planned_peak(jobs) / GIB:.1f} GiB are planned")

@@ -16,7 +16,8 @@ from tango_jax.planning.estimates import estimated_programs
 from tango_jax.planning.job import sized_job
 from tango_jax.planning.machines import GIB, Machine
 from tango_jax.planning.memory import phases
-from tango_jax.planning.own_problems import ADAPTER_RANK, set_batches, set_turns
+from tango_jax.planning.own_batches import ADAPTER_RANK, set_batches
+from tango_jax.planning.own_problems import set_turns
 from tango_jax.planning.plan_tables import between
 from tango_jax.planning.sources import OpenSettings
 from tango_jax.planning.targets import Target
