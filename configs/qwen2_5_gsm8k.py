@@ -73,5 +73,7 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rl.alpha_initial = 0.5
     config.eval.every, config.eval.problems, config.eval.pool = 29, 1319, 64  # all test problems
     config.checkpoint.every = 10
-    config.ablation.arms = tuple(n for n in config.ablation.arms if not ARMS[n].needs_gold_steps)
+    # With `grpo`, no verifier has a stage 1.
+    config.ablation.arms = tuple(n for n in config.ablation.arms if not ARMS[n].needs_gold_steps
+                                 and not (arm == "grpo" and ARMS[n].uses_verifier))
     return config

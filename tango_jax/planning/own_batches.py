@@ -23,12 +23,13 @@ ADAPTER_RANK = 32
 
 
 def asked_arms(settings: OpenSettings) -> dict[str, Arm]:
-    """Those of a given experiment, also those that only cells of its grid have; else the arm of the run. First the
-    one that trains and samples most."""
+    """Those of a given experiment and of the cells of its grid; else the arm of the run. First the one that trains and
+    samples most."""
     own, found = settings.config.ablation, {}
-    labels = [label for axis in own.grid.values() if isinstance(axis, Mapping) for label in axis.values()]
-    of_cells = [label.get("ablation.arms") for label in labels if isinstance(label, Mapping)]
-    asked = [own.arms if "ablation.arms" in settings.given else (), *of_cells]
+    axes = [list(axis.values()) for axis in own.grid.values() if isinstance(axis, Mapping)]
+    axes = [[isinstance(label, Mapping) and label.get("ablation.arms") for label in axis] for axis in axes]
+    is_asked = "ablation.arms" in settings.given and not any(map(all, axes))  # an axis may set the arms of all cells
+    asked = [own.arms if is_asked else (), *(arms for axis in axes for arms in axis)]
     names = [name for names in asked if isinstance(names, (list, tuple)) for name in names if isinstance(name, str)]
     for name in names or [settings.config.arm]:
         with contextlib.suppress(ValueError):  # another check says so

@@ -460,6 +460,9 @@ def test_settings_suit_the_arms_of_cells(folder, tmp_path, arm, steps):
     assert config.verifier.sft.steps == steps
     names = {run.name for run in make_plan(config, tmp_path / "runs").runs if run.seed == 0}
     assert names == {f"x=a/{arm}/seed_0", "x=b/grpo/seed_0"}
+    grid = {"x": {"a": {"ablation.arms": (arm,)}, "b": {"ablation.arms": (arm,)}}}
+    config = own(folder, problems, "ablation.arms=('tango',)", f"ablation.grid={grid}")
+    assert config.verifier.sft.steps == steps  # no cell has tango
 
 
 def test_each_role_of_stage_one_learns_at_the_rate_of_its_size():
