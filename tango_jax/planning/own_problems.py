@@ -249,18 +249,18 @@ def set_turns(settings: OpenSettings, scale: Scale, training: int, heldout: int)
 def set_stage_one(
     settings: OpenSettings, scale: Scale, models: dict[str, ModelConfig], training: int
 ) -> list[str]:
-    """A stage 1 of own samples, which a role that follows its prompt leaves out (loop/self_stage_one.py). None where a
-    role goes on from another run, or `given` has 0 updates of every role that would learn. Returns a line that says
+    """A stage 1 of own samples, which a role that follows its prompt leaves out (loop/self_stage_one.py), and one that
+    goes on from another run. None where `given` has 0 updates of every role that would learn. Returns a line that says
     so."""
     config, arms = settings.config, asked_arms(settings).values()
     # A verifier that does not write is not taught to, and one experiment has one stage 1.
     is_taught = any(arm.uses_verifier for arm in arms) and not any(arm.is_scored for arm in arms)
-    goes_on = config.fork_of or any(config[role].init_from or kind_of(config[role].checkpoint) == "workdir"
-                                    for role in ROLES)
-    taught = [role for role in ROLES if role == "generator"
-              or is_taught and not models[role].score_head]
+    goes_on = {role for role in ROLES if config.fork_of or config[role].init_from
+               or kind_of(config[role].checkpoint) == "workdir"}
+    taught = [role for role in ROLES if role not in goes_on
+              and (role == "generator" or is_taught and not models[role].score_head)]
     learns = any(config[role].sft.steps or f"{role}.sft.steps" not in settings.given for role in taught)
-    if learns and not goes_on:
+    if learns:
         settings.put("task.stage_one", SELF)
     if config.task.stage_one != SELF:
         return []

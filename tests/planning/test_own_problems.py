@@ -486,6 +486,8 @@ def test_each_role_of_stage_one_learns_at_the_rate_of_its_size():
     (["arm=grpo"], "self", (32, 0)),
     (["arm=scored"], "self", (32, 0)),
     (["generator.init_from=RUN", "verifier.init_from=RUN"], "", (0, 0)),
+    (["verifier.checkpoint=RUN"], "self", (32, 0)),
+    (["generator.init_from=RUN"], "self", (0, 32)),
 ])
 def test_a_stage_one_of_own_samples_is_asked_for_unless_settings_say_otherwise(
     folder, tmp_path, overrides, stage_one, steps
