@@ -56,7 +56,7 @@ def equations(jaxpr):
 def products(function, *arguments) -> tuple[list, list]:
     """Precisions of the products over the vocabulary (head and its gradients), and of all others."""
     found = [], []
-    for equation in equations(jax.make_jaxpr(function)(*arguments).jaxpr):
+    for equation in equations(function.trace(*arguments).jaxpr):
         if equation.primitive.name == "dot_general":
             shapes = [value.aval.shape for value in (*equation.invars, *equation.outvars)]
             found[not any(V in shape for shape in shapes)].append(equation.params["precision"])
@@ -93,7 +93,7 @@ def test_a_head_is_multiplied_as_its_settings_say_by_trainer_and_sampler(setting
         state = decode.DecodeState(prefix, *rest)
         return decode.decode(model, (1,), weights, state, sampling_params(1.0), 0)
 
-    head, _ = products(sample, state.params)
+    head, _ = products(jax.jit(sample), state.params)
     assert len(head) == 2 and set(head) == {precision}  # after the prompt, and in every step
 
 
@@ -101,7 +101,7 @@ def test_a_head_is_multiplied_as_its_settings_say_by_trainer_and_sampler(setting
 def test_gradients_are_summed_over_fsdp_in_the_dtype_that_the_mesh_says(reduce_dtype, expected):
     policy = policy_of(MODEL, fsdp=8, grad_reduce_dtype=reduce_dtype)
     found = {"reduce_scatter": set(), "all_gather": set()}
-    for equation in equations(jax.make_jaxpr(policy.update)(policy.abstract_state(), batch_of(policy)).jaxpr):
+    for equation in equations(policy.update.trace(policy.abstract_state(), batch_of(policy)).jaxpr):
         if equation.primitive.name in found:
             found[equation.primitive.name].add(str(equation.invars[0].aval.dtype))
     assert found == {"reduce_scatter": expected, "all_gather": {"bfloat16", "float32"}}  # the head is float32
