@@ -125,8 +125,8 @@ def _place(cell: Cell) -> str:
 
 
 def check_pairs(cell: Cell, asked: Sequence[str], stored: Mapping[str, Mapping[str, Any]] = {}) -> None:
-    """Raise ValueError for arms whose roles start from different weights in a cell. `stored`: by name, the
-    records of those of `asked` that earlier runs stored."""
+    """Raise ValueError for arms whose roles start from different weights in a cell. `stored`: by name, the record of an
+    arm of `asked` that is known from a table alone."""
     place = _place(cell)
     # By the kinds of the generator's start and the verifier's. An arm without a verifier goes with any other.
     groups: dict[tuple[str, ...], list[str]] = {}

@@ -18,7 +18,7 @@ def role_programs(job: Job, role: str) -> Counter[str]:
     config, rehearsal = job.functions[role].sampler.driver.config, job.method.rehearsals.get(role)
     policy, found = job.policies[role], Counter(sft=2 * bool(job.policies[role].stage_one))
     widths = len(config.prompt_buckets) if policy.config.prompts_per_micro_batch and not policy.is_scored else 1
-    scored = set()  # prompts and samples of each; those of one size share a program
+    scored = set()  # (prompts, samples) of scored batches: batches of one size share a program
     if rehearsal is not None:
         learners = [rehearsal.learner] * bool(scores_of(policy))
         scored = {(one.prompts, one.samples) for one in (*rehearsal.scored, *learners)}

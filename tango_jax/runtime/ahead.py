@@ -14,8 +14,9 @@ MOST_AT_A_TIME = 8
 
 
 def quick_options(mesh: Mesh | None) -> dict[str, int]:
-    """`compiler_options`: on CPUs the compiler's lower level, which takes less time. The functions are as fast, since
-    they wait for memory or for products, which come from a library. Other platforms keep their own level."""
+    """`compiler_options` of a jitted function, which must not stand inside another. On CPUs XLA then compiles at a
+    lower level, which takes less time; the programs are as fast (configs/results/speed.md). Other platforms keep their
+    level."""
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     return {"xla_backend_optimization_level": 1} if platform == "cpu" else {}
 

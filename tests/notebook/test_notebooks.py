@@ -138,9 +138,13 @@ def test_stored_outputs_tell_nothing_of_a_machine(stored):
 def test_what_is_imported_is_there(stored):
     sources = [cell.source for cell in stored.cells if cell.cell_type == "code"]
     trees = [ast.parse(re.sub(r"^\s*[%!].*$", "", source, flags=re.MULTILINE)) for source in sources]
-    for node in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)):
-        if node.module.split(".")[0] == "tango_jax":
-            exec(ast.unparse(node), {})
+    imports = [ast.unparse(node) for tree in trees for node in ast.walk(tree)
+               if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "tango_jax"]
+    assert imports
+    for line in imports:
+        namespace = {}
+        exec(line, namespace)  # ImportError names what has gone
+        assert len(namespace) > 1  # beside `__builtins__`
 
 
 @pytest.mark.long
