@@ -59,7 +59,8 @@ class Rehearsal(NamedTuple):
     @property
     def resamples(self) -> bool:
         """Whether dynamic sampling may draw further batches: of a turn with `t.until_full`."""
-        return any(name.endswith("/batches_sampled") for name in self.metrics)
+        turn, _ = self.example
+        return bool(turn.repeated)
 
 
 def made_up_task(problem: Problem | None) -> Task:
