@@ -8,7 +8,7 @@ from pathlib import Path
 
 from IPython.display import HTML, DisplayHandle, Image
 
-from tango_jax.config import ROLES
+from tango_jax.config import ROLES, read_settings
 from tango_jax.notebook.pictures import loss_figure, show
 from tango_jax.runtime.console import Console
 from tango_jax.tracking.metrics import read_metrics
@@ -59,7 +59,8 @@ def draw_turns(workdir: Path, title: str) -> Image | None:
     rows = read_metrics(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []
     if sum(row["phase"] == "eval" for row in rows) < MIN_EVALUATIONS:
         return None
-    return show(plot_curves(rows, f"{title}: stage 2"))
+    stops = read_settings(workdir / "config.json")["verifier.stop_at_first_error"]
+    return show(plot_curves(rows, f"{title}: stage 2", stops))
 
 
 def last_line(path: Path) -> str:

@@ -1,5 +1,7 @@
 """What the notebooks stand on: pictures of tokens, records as text, live curves."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -92,8 +94,14 @@ def test_curves_of_a_run_that_goes_on(tmp_path):
     with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
         for step in range(3):
             assert draw_turns(tmp_path, "run") is None
-            writer.write(step, "eval", {"generator_step": step, "generator/accuracy": 0.25})
-    assert draw_turns(tmp_path, "run").data[:4] == one_point[:4] == b"\x89PNG"
+            writer.write(step, "eval", {"generator_step": step, "generator/accuracy": 0.25,
+                                        "verifier/pool/step_f1": 0.5})
+    pictures = []
+    for stops in (False, True):  # the legend of a verifier that stops tells of it
+        settings = {"verifier.stop_at_first_error": stops}
+        (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+        pictures.append(draw_turns(tmp_path, "run").data)
+    assert pictures[0] != pictures[1] and pictures[0][:4] == pictures[1][:4] == one_point[:4] == b"\x89PNG"
 
 
 def test_live_curves_end_with_the_run(tmp_path, capsys):
