@@ -4,7 +4,7 @@ import argparse
 import functools
 import sys
 from ast import literal_eval
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ from tango_jax.cli.arguments import CHOICES, Parser
 from tango_jax.cli.config_file import ConfigFile, did_you_mean, element_type, is_like, open_config, with_settings
 from tango_jax.cli.ranges import check_values
 from tango_jax.cli.validation import validate
-from tango_jax.config import ROLES, default_config, flatten
+from tango_jax.config import ROLES, default_config, flatten, read_settings
 from tango_jax.defaults import KEYS
 from tango_jax.runtime.checks import Mistakes, cut, folder_to_write, local_path, require, shortened
 from tango_jax.runtime.failures import drop_broken_output, ends_in_one_line
 from tango_jax.weights.source import NUMERICS
 
+# Given a config and the keys of the command line, sets what a command decides, and returns keys that are as if given.
+Decide = Callable[[ConfigDict, Collection[str]], Collection[str]]
 BUCKETS = {"prompt_buckets": "max_prompt", "cache_buckets": "max_response"}
 
 
@@ -51,16 +53,16 @@ def load_options(parser: Parser, options: argparse.Namespace, overrides: Sequenc
 
 def _load_options(
     parser: Parser, options: argparse.Namespace, overrides: Sequence[str], mistakes: Mistakes,
-    decided: Collection[str] = (),
+    decide: Decide | None = None,
 ) -> ConfigDict | None:
-    """`load_options` that notes mistakes; None if there is no configuration. `decided`: keys that are as if given."""
+    """`load_options` that notes mistakes; None if there is no configuration."""
     with mistakes.collected():
         file, argument = _split(options.config)
         opened = open_config(file)
         known = {name: value for name, value in options.config_arguments.items() if name in opened.arguments}
         with mistakes.collected():
             parser.refuse_others(options, opened.arguments)
-        return _loaded(opened, argument, overrides, known, mistakes, decided)
+        return _loaded(opened, argument, overrides, known, mistakes, decide)
     return None
 
 
@@ -72,7 +74,7 @@ def _split(path: str) -> tuple[str, str]:
 
 def _loaded(
     opened: ConfigFile, argument: str, overrides: Sequence[str] | Mapping[str, Any], arguments: dict[str, str],
-    mistakes: Mistakes, decided: Collection[str] = (),
+    mistakes: Mistakes, decide: Decide | None = None,
 ) -> ConfigDict | None:
     """Overrides that do not fit are noted. None if `complete` needs all of them."""
     config, count = opened.make(argument, arguments), len(mistakes.messages)
@@ -82,7 +84,9 @@ def _loaded(
                 config = with_settings(config, {override: overrides[override]})
             else:
                 apply_override(config, override)
-    given = frozenset(decided).union(override.partition("=")[0] for override in overrides)
+    given = frozenset(override.partition("=")[0] for override in overrides)
+    if decide is not None:
+        given = given.union(decide(config, given))
     if opened.complete is not None:
         if len(mistakes.messages) > count:
             return None
@@ -142,14 +146,21 @@ def _drop_buckets(config: ConfigDict, given: frozenset[str]) -> None:
                 config.notes = f"{config.notes}\n{note}".strip()
 
 
-def _fork(config: ConfigDict, run: str, given: set[str]) -> None:
-    """The stage 1 and the warm-up of the run are not repeated."""
-    config.fork_of = run
-    if "rl.warmup_steps" not in given:
-        config.rl.warmup_steps = 0
+def _experiment(*_: Any) -> list[str]:
+    """It has these arms, and not `config.arm`, also if they are the file's own."""
+    return ["ablation.arms"]
+
+
+def _fork(run: str, settings: Mapping[str, Any], config: ConfigDict, given: Collection[str]) -> list[str]:
+    """Stage 1 is that of the run, whose `settings` these are. It is not repeated, and neither is the warm-up."""
+    decided = {"fork_of": run, "rl.warmup_steps": 0, "notes": ""}
+    decided |= {key: settings.get(key, 0) for key in (f"{role}.sft.steps" for role in ROLES)}
+    config.update_from_flattened_dict({key: value for key, value in decided.items() if key not in given})
     for role in ROLES:
-        if config[role].sft.steps and not config[role].init_from:
-            config[role].init_from = run
+        of_run = settings.get(f"{role}.init_from", "")
+        if (config[role].sft.steps or of_run) and not config[role].init_from:
+            config[role].init_from = of_run or run
+    return ["fork_of", "rl.warmup_steps", *(f"{role}.{key}" for role in ROLES for key in ("sft.steps", "init_from"))]
 
 
 def print_config(config: ConfigDict) -> None:
@@ -196,17 +207,17 @@ def parse_command_line(
             workdir = folder_to_write("--workdir", given)
             require(not run or workdir.resolve() != source,
                     f"--workdir={given} is the run that --from names: a fork needs a folder of its own")
-        # An experiment has these arms, and not config.arm, also if they are the config's own.
-        decided = ["ablation.arms"] * (command == "ablate")
-        config = _load_options(parser, options, overrides, mistakes, decided)
-        if run and config is not None:
-            _fork(config, run, {override.partition("=")[0] for override in overrides})
+        decide = _experiment if command == "ablate" else None
+        if run:
+            with mistakes.collected():
+                decide = functools.partial(_fork, run, read_settings(settings))
+        config = _load_options(parser, options, overrides, mistakes, decide)
         if options.print_config and not mistakes.messages:
             print_config(config)
         with mistakes.collected():
             if config is not None:
                 tried = config.copy_and_resolve_references()
-                if decided:
+                if command == "ablate":
                     tried.arm = next(iter(config.ablation.arms), config.arm)
                 validate(tried)
         mistakes.raise_all()

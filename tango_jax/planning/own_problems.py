@@ -278,7 +278,9 @@ def set_stage_one(
         settings.put(f"{role}.sft.optimizer.schedule", "cosine")
         settings.put(f"{role}.sft.optimizer.warmup_steps", STAGE_ONE_STEPS // 8)
     own, problems = config[SELF], min(config[SELF].problems, training)  # each is taken once
-    learners = [role for role in ROLES if config[role].sft.steps]
+    learners = [role for role in taught if config[role].sft.steps]
+    if not learners:
+        return []
     steps = ", ".join(f"{role}.sft.steps={config[role].sft.steps}" for role in learners)
     few = f" ({problems} are there)" if problems < own.problems else ""
     return [f"stage 1: the run first looks at up to {min(LOOKED_AT, problems)} samples of the "
@@ -290,7 +292,7 @@ def set_stage_one(
 
 def describe_turns(jobs: Sequence[Job], training: int) -> str:
     config, rl, trained = jobs[0].config, jobs[0].config.rl, trained_roles(jobs)
-    warmup = f"rl.warmup_steps={rl.warmup_steps}" if "verifier" in trained else "no warm-up"
+    warmup = f"rl.warmup_steps={rl.warmup_steps}" if "verifier" in trained and rl.warmup_steps else "no warm-up"
     whole, may = math.ceil(training / problems_of_a_draw(rl, "generator")), "may " if rl.dynamic_sampling else ""
     draws = f" ({whole} {may}draw every problem once)" if "generator" in trained else ""
     return (f"turns: rl.generator_steps={rl.generator_steps}{draws} after {warmup}, an evaluation every "

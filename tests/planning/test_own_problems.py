@@ -30,6 +30,7 @@ from tango_jax.runtime.checks import SettingsError
 from tango_jax.tasks.registry import make_task
 from tango_jax.tasks.self_text import as_fields
 from tango_jax.tasks.worked_examples import read_examples
+from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.presets import preset_model
 from tango_jax.weights.source import NUMERICS, fields_of
 from tango_jax.weights.workdir import start_source
@@ -505,3 +506,28 @@ def test_a_stage_one_of_own_samples_is_asked_for_unless_settings_say_otherwise(
     assert ("stage 1: the run first looks at" in config.notes) == (stage_one == "self")
     assert config["self"].problems == (36 if stage_one else 256)
     validate(config)
+
+
+@pytest.mark.parametrize(("stage_one", "steps", "is_named"), [("self", (32, 32), True), ("", (0, 0), False)])
+def test_a_fork_has_the_stage_one_of_its_run_and_says_what_it_does(folder, tmp_path, stage_one, steps, is_named):
+    problems = write_problems(tmp_path / "problems.jsonl", 200)
+    made = own(folder, problems, f"task.stage_one={stage_one}")
+    run = tmp_path / "run"
+    run.mkdir()
+    save_config(made, run / "config.json")
+    assert ("stage 1: the run first looks" in made.notes) == is_named and "after rl.warmup_steps=" in made.notes
+    asked = ["--config=own_problems", f"--model={folder}", "--problems", str(problems)]
+    for arguments in (asked, []):  # new settings, or those of the run
+        fork, _ = parse_command_line("train", "doc", [*arguments, f"--from={run}", f"--workdir={tmp_path / 'new'}"], "")
+        assert (fork.fork_of, fork.rl.warmup_steps) == (str(run), 0)
+        for role, count in zip(ROLES, steps, strict=True):
+            assert (fork[role].sft.steps, fork[role].init_from) == (count, str(run) if is_named else "")
+        assert "stage 1: the run first looks" not in fork.notes and "after rl.warmup_steps=" not in fork.notes
+        assert ("after no warm-up" in fork.notes) == (arguments == asked)
+
+
+def test_stage_one_of_a_role_that_takes_another_runs_is_not_announced(folder, tmp_path):
+    problems = write_problems(tmp_path / "problems.jsonl", 200)
+    config = own(folder, problems, "generator.init_from=runs/other", "generator.sft.steps=6")
+    line = next(line for line in config.notes.splitlines() if line.startswith("stage 1"))
+    assert "samples of the verifier. If" in line and "generator.sft.steps" not in line
