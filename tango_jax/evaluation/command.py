@@ -194,8 +194,8 @@ def _introduction(
         lines.append("- of the sets to solve, figures of verifier, format and lengths are of the greedy solutions; the "
                      "samples have tables for each number of samples")
     if settings.votes > 1:
-        lines.append("- first wrong steps: f1 and accuracy are of the majority of the votes; all other figures of the "
-                     "verifier count every vote")
+        lines.append("- first wrong steps: f1 and accuracy are of the majority of the aligned votes; all other figures "
+                     "of the verifier count every vote")
     lines += [f"- {note}" for note in _of_left_out(results, samplers)]
     for role, name in models_of(settings).items():
         if chosen_by := samplers[role].chosen_by:

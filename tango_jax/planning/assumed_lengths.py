@@ -123,8 +123,8 @@ class OfRun:
     def __str__(self) -> str:
         counts = " and ".join(f"{len(tokens)} of the {role}" for role, tokens in self.tokens.items())
         means = " and ".join(f"{mean:.0f} of the {role}" for role, mean in self.sampled.items())
-        chosen = (f"; dynamic sampling chose these, before that the mean in a role's own turns was {means}" if means
-                  else "")
+        chosen = ("; dynamic sampling chose these; the mean of all first responses in a role's own turns was "
+                  f"{means}" if means else "")
         return (f"responses as long as those in the rollouts of {self.workdir} ({counts}; the verifier's are of the "
                 f"solutions judged in turns of both roles{chosen}); log-normal prompts of the generator with a mean of "
                 f"{PROMPT:g} of max_prompt; the verifier's hold such a prompt and a solution")

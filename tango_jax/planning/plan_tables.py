@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from tango_jax.config import ROLES
 from tango_jax.grading.pool import DEFAULT_MAX_WORKERS
 from tango_jax.models.decode_attention import attention_names
 from tango_jax.planning import time_model, upkeep
@@ -166,6 +167,11 @@ def assumptions(plan: RunPlan) -> list[str]:
     if most := {call.prompt.name: None for call in calls if call.at_most}:
         lines.append(f"the number of prompts of the kind {' and '.join(most)} depends on earlier responses: the most "
                      "possible is counted")
+    for role in ROLES:
+        kinds = dict.fromkeys(call.prompt.name for call in calls if call.prompt.role == role)
+        if len(kinds) > 1:
+            lines.append(f"prompts of all kinds that the {role} gets ({' and '.join(kinds)}) are taken to be equally "
+                         "long, which is rough")
     if is_user_code(options.config.task.name):
         lines.append(f"evaluations judge eval.pool={options.config.eval.pool} fixed solutions; a plan does not make "
                      f"task.name={options.config.task.name}: plan with eval.pool=1 if it has no pool_solution")

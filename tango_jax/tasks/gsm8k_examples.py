@@ -29,6 +29,7 @@ class Gsm8kExamples(NamedTuple):
     num_shortened: int  # of those that are too long: their solutions would be cut off in the verifier's prompt
     num_excluded: int  # of the rows with enough lines
     heldout: frozenset[str]  # `question_key` of the problems used for the held-out loss and the pool
+    unfit: tuple[Problem, ...]  # drawn to be held out, and too long: another arm may have room for them
 
 
 def make_gsm8k_examples(
@@ -91,4 +92,4 @@ def make_gsm8k_examples(
 
     heldout = frozenset(question_key(problem.question) for problem in split.validation)
     sizes = len(split.train), len(split.validation), split.num_too_long, split.num_shortened, num_excluded
-    return Gsm8kExamples(sft_example, pool_solution, gold_steps, *sizes, heldout)
+    return Gsm8kExamples(sft_example, pool_solution, gold_steps, *sizes, heldout, split.unfit)

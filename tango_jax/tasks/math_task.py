@@ -27,6 +27,7 @@ class _StageOne(NamedTuple):
     roles: tuple[str, ...]
     note: str
     heldout: frozenset[str] = frozenset()  # `question_key` of the problems used for measurements
+    unfit: tuple[Problem, ...] = ()  # would be held out, but are too long for what this arm imitates
     pool_solution: Callable | None = None
     num_pool: int | None = None
     gold_steps: Callable | None = None
@@ -95,7 +96,7 @@ def make_math(
         sft_example=stage_one.sft_example,
         sft_roles=stage_one.roles,
         notes=(*notes, stage_one.note),
-        fingerprint=_fingerprint(train_set.problems, test_problems, *filter(None, [lost])),
+        fingerprint=_fingerprint(train_set.problems, test_problems, *filter(None, [lost, stage_one.unfit])),
         sft_fingerprint=stage_one.fingerprint,
     )
 
@@ -159,6 +160,7 @@ def _make_stage_one(
             f"stage 1: {made.num_train} worked answers, {made.num_heldout} held out for loss and pool, which "
             f"has {pool} solutions; {_left_out(made)}",
             made.heldout,
+            made.unfit,
             made.pool_solution,
             made.num_heldout,
             made.gold_steps,
@@ -174,6 +176,7 @@ def _make_stage_one(
         f"{task.stage_one}: {tagged.num_train} solutions to imitate, {tagged.num_heldout} held out"
         f"{f' ({FILES[1]})' if rows.heldout else ''}; {_left_out(tagged)}; no fixed pool",
         tagged.heldout,
+        tagged.unfit,
         fingerprint=_fingerprint_of_rows((*rows.rows, *rows.heldout)),
     )
 

@@ -20,6 +20,7 @@ class ProblemSplit(NamedTuple):
     validation: tuple[Problem, ...]
     num_too_long: int
     most_over: int  # tokens by which a prompt exceeds its role's limit, at most; 0 or less: all fit
+    unfit: tuple[Problem, ...] = ()  # validation problems among those that are too long
     num_shortened: int = 0  # of those that are too long: stage-1 solutions that the verifier's prompt would cut off
 
     def describe(self) -> str:
@@ -63,7 +64,9 @@ def split_problems(
     train, validation = (
         tuple(problems[index] for index in np.flatnonzero(fits & chosen)) for chosen in (~is_validation, is_validation)
     )
-    split = ProblemSplit(train, validation, int((~fits).sum()), int(lengths.max(initial=max_tokens)) - max_tokens)
+    unfit = tuple(problems[index] for index in np.flatnonzero(~fits & is_validation))
+    most_over = int(lengths.max(initial=max_tokens)) - max_tokens
+    split = ProblemSplit(train, validation, int((~fits).sum()), most_over, unfit)
     if len(train) < batch_size or len(validation) < min(num_validation, 1):
         needed = _limit_for((lengths[~is_validation], batch_size), (lengths[is_validation], min(num_validation, 1)))
         by = "" if needed is None else f" by {needed - max_tokens} tokens"

@@ -100,6 +100,7 @@ class TaggedExamples(NamedTuple):
     num_shortened: int  # of those that are too long: their solutions would be cut off in the verifier's prompt
     num_excluded: int  # of the rows to imitate
     heldout: frozenset[str]  # `question_key` of the problems used for the held-out loss
+    unfit: tuple[Problem, ...]  # drawn to be held out, and too long: another arm may have room for them
 
 
 def make_tagged_examples(
@@ -135,4 +136,4 @@ def make_tagged_examples(
 
     sizes = len(split.train), len(split.validation), split.num_too_long, split.num_shortened
     measured_on = frozenset(question_key(problem.question) for problem in split.validation)
-    return TaggedExamples(sft_example, *sizes, len(tagged.rows) - len(imitated), measured_on)
+    return TaggedExamples(sft_example, *sizes, len(tagged.rows) - len(imitated), measured_on, split.unfit)

@@ -17,7 +17,7 @@ from tango_jax.runtime.failures import typed_command
 
 # Prefixes of the metrics of verdicts, and how a message names them.
 VERDICTS = {"verifier/live_": "in the generator's turns", "verifier/": "in the verifier's turns",
-            "verifier/judged_": "on the solutions that it judges in the generator's turns"}
+            "verifier/judged_": "on a part of the solutions of the generator's turns"}
 # A process reward model is read, too, and has neither.
 BETTER_READER = "use a stronger checkpoint or, if the verifier has them, a longer stage 1 or warm-up"
 # The grader's failures: grader/errors of the generator's own prompt, and grader/KIND_errors.
@@ -110,14 +110,14 @@ def _not_read(name: str) -> str:
 
 def _truncation(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     recent = [row for turn in ROLES for row in recent_turns(rows, turn, limits.window)]
-    means = [(*found, name) for name in prompts_of(role, recent) for turn in ROLES
+    means = [(*found, name, turn) for name in prompts_of(role, recent) for turn in ROLES
              if (found := means_over_turns(rows, turn, [f"{name}/truncation_rate"], limits.window))]
-    mean, name = max(means, default=(0.0, role))
+    mean, name, turn = max(means, default=(0.0, role, role))
     if mean <= limits.truncation * ease:
         return None
     return (
         f"{mean:.1%} of the {role}'s responses{'' if name == role else f' to the prompt {name}'} ended at the length "
-        "limit",
+        f"limit in the {turn}'s turns",
         f"{limits.truncation}",
         f"these marks are too long to be read: raise {role}.max_response" if is_read(rows, name, limits.window) else
         "read a few: if they never end, the stop token or stage 1 is at fault; if they are sound, raise "

@@ -253,7 +253,7 @@ def _digest_of_settings(config: ConfigDict, files: Mapping[str, str], is_setup: 
     defaults, settings = flatten(default_config()), flatten(config)
     # A metric is no path.
     changed = {key: value if key in ENDING else without_folder(value) for key, value in settings.items()
-               if key.startswith(_SETUP) == is_setup and changes_results(key, settings)
+               if (key.startswith(_SETUP) and key not in ENDING) == is_setup and changes_results(key, settings)
                and key not in _COLUMNS and value != defaults.get(key) and _is_used(config, key)}
     functions = {f"file of {key}": digest for key, digest in files.items() if key.startswith(_SETUP) == is_setup}
     return _digest(sorted((changed | functions).items()))
@@ -334,8 +334,8 @@ def _must_be_alike(row: Evaluation) -> list[tuple[tuple, Any, str]]:
          "reward, a loss, a learning rate or the version of your function"),
         # Read: what the task's stage 1 teaches is no part of an arm, and earlier versions stored other fields.
         (("record", row.arm), own_arms([row]).get(row.arm, ""), f"are of two different arms named {row.arm}"),
-        (("problems", *side_by_side, row.start), row.problems, "had files of problems or prompts with different "
-         "contents"),
+        (("problems", *side_by_side, row.start), row.problems, "had other problems or prompts, by their files "
+         "or by what fits"),
         (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with "
          "different weights of the generator, and are no pair"),
     ]

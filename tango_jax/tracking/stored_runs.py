@@ -48,7 +48,7 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
     own = Curve(tuple(evaluations_of(metrics, config, "", sources_of(workdir))))
     differs = set().union(*(differing(own, curve) for curve in stored.values()))
     for name, what in (("setup", f"it has {SETUP_IN_WORDS}"),
-                       ("problems", "its files of problems or prompts have different contents")):
+                       ("problems", "it has other problems or prompts, by their files or by what fits")):
         if name in differs:
             return [f"this run is not compared with those in {table}: {what}"]
     same = f"task.data_seed {config.task.data_seed} and seed {config.seed}"

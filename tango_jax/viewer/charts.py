@@ -20,6 +20,8 @@ TURN = "turn (both roles)"  # label of the x axis
 PHASES = ("sample", "verify", "grade", "update", "dump", "evaluate")  # in the order of a turn
 LOOKS = ((VERMILION, ""), (BLUE, "/"), (PURPLE, "x"), (GREEN, "\\"), (GREY, "-"), (ORANGE, "."), (SKY, "+"))
 OF_MARKS = "Of a verifier that does not write: of the two words of a mark."  # what its entropy and KL are
+NATS = "Nats per token trained on."
+SAMPLED = "Mean number of sampled tokens of first tries and first judgements."
 FIRST_TRIES = "Second tries count only where no first ones are trained on."
 NESTED = ("reshard", "turn", "grade_beside")  # their times are parts of other phases, or ran beside them
 
@@ -58,11 +60,10 @@ def training(run: Run) -> list[dict]:
             panel("Second tries", "Shares of the solutions of a turn.", tried, TURN, score=True, **warmup),
             panel("Trust in the verifier", "The factor that trust puts on step rewards, and the share of the "
                   "solutions trained on that the verifier judges.", believed, TURN, score=True, **warmup),
-            panel("Entropy", f"Nats per token trained on; near 0 the policy no longer explores. {OF_MARKS}",
+            panel("Entropy", f"{NATS} Near 0 the policy no longer explores. {OF_MARKS}",
                   both("entropy"), TURN, **warmup),
-            panel("KL to the reference", f"Nats per token trained on. {OF_MARKS}", both("kl"), TURN, **warmup),
-            panel("Response length", "Mean number of sampled tokens of first tries and first judgements.",
-                  both("length_mean"), TURN, **warmup),
+            panel("KL to the reference", f"{NATS} {OF_MARKS}", both("kl"), TURN, **warmup),
+            panel("Response length", SAMPLED, both("length_mean"), TURN, **warmup),
             panel("Truncated responses", "Share of a turn's first tries and first judgements that reached the length "
                   "limit.", both("truncation_rate"), TURN, score=True, **warmup),
             panel("Log-prob gap", "Largest difference between sampler and trainer over the tokens trained on. More "

@@ -6,7 +6,7 @@ import numpy as np
 
 from tango_jax.tracking import curves
 from tango_jax.tracking.curves import SCORES, Series, series
-from tango_jax.viewer.charts import FIRST_TRIES, OF_MARKS, own_rewards_in
+from tango_jax.viewer.charts import FIRST_TRIES, NATS, OF_MARKS, SAMPLED, own_rewards_in
 from tango_jax.viewer.lines import Line
 from tango_jax.viewer.panels import band, line, panel, with_content
 from tango_jax.viewer.runs import Run
@@ -21,15 +21,15 @@ GENERATOR, VERIFIER = {"generator"}, {"warmup", "verifier"}  # phases in which a
 OVERLAYS = (
     ("Generator: share of correct answers, sampled", "In training, on the problems that each arm draws.",
      "generator/reward/outcome", GENERATOR, True),
-    ("Generator: entropy", "Nats per token.", "generator/entropy", GENERATOR, False),
-    ("Verifier: entropy", f"Nats per token. {OF_MARKS}", "verifier/entropy", VERIFIER, False),
-    ("Generator: KL to the reference", "Nats per token.", "generator/kl", GENERATOR, False),
-    ("Verifier: KL to the reference", f"Nats per token. {OF_MARKS}", "verifier/kl", VERIFIER, False),
+    ("Generator: entropy", NATS, "generator/entropy", GENERATOR, False),
+    ("Verifier: entropy", f"{NATS} {OF_MARKS}", "verifier/entropy", VERIFIER, False),
+    ("Generator: KL to the reference", NATS, "generator/kl", GENERATOR, False),
+    ("Verifier: KL to the reference", f"{NATS} {OF_MARKS}", "verifier/kl", VERIFIER, False),
     ("Verdicts that agree with the grader", JUDGED, "verifier/reward/correctness", VERIFIER, True),
     ("Verdicts that are CORRECT", JUDGED, "verifier/rate_correct", VERIFIER, True),
     ("Verdicts that are INVALID", JUDGED, "verifier/rate_invalid", VERIFIER, True),
-    ("Generator: response length", "Mean number of sampled tokens.", "generator/length_mean", GENERATOR, False),
-    ("Verifier: response length", "Mean number of sampled tokens.", "verifier/length_mean", VERIFIER, False),
+    ("Generator: response length", SAMPLED, "generator/length_mean", GENERATOR, False),
+    ("Verifier: response length", SAMPLED, "verifier/length_mean", VERIFIER, False),
 )
 
 

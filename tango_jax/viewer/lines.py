@@ -18,7 +18,7 @@ from tango_jax.tracking import curves
 from tango_jax.tracking.evaluations import adapters_are_trained, short_adapter
 from tango_jax.tracking.known_arms import known_names, record_of
 from tango_jax.tracking.provenance import method_digests, weights_digest
-from tango_jax.tracking.run_config import ANY_PLACE, changes_results
+from tango_jax.tracking.run_config import ANY_PLACE, ENDING, changes_results
 from tango_jax.viewer.runs import Run
 from tango_jax.weights.workdir import BASE
 
@@ -41,6 +41,10 @@ def lines_of(runs: Sequence[Run], as_seed: Collection[str] = ()) -> list[Line]:
     known_first = sorted(runs, key=lambda run: order.get(run.arm, len(order)))
     groups = _grouped(known_first, lambda run: (run.arm, *_compared(run, as_seed).items()))
     settings = [dict(key[1:]) for key in groups]
+    # What ends some of the runs is told of the others as well.
+    ending = [key for key in ENDING if any(key in one for one in settings)]
+    for one, found in zip(settings, groups.values(), strict=True):
+        one.update((key, _stored(found[0].settings[key])) for key in ending if key in found[0].settings)
     every = sorted({key for one in settings for key in one})
     arms = [key[0] for key in groups]
     differing = [key for key in every if _tells(key, arms, settings)]
@@ -96,7 +100,7 @@ def _no_pairs(runs: Sequence[Run], as_seed: Collection[str]) -> list[str]:
     found = {}
     for same in _grouped(runs, lambda run: _values(run, ("task.name", "task.data_seed", "seed", *as_seed))).values():
         for name, what in (*((role, f"other weights of the {role}") for role in ROLES),
-                           ("problems", "other files of problems")):
+                           ("problems", "other problems or prompts")):
             begun = [run for run in same if name in run.start and (name != "verifier" or _uses_verifier(run))]
             groups = _grouped(begun, functools.partial(_began_with, name))
             if len(groups) > 1:
@@ -172,9 +176,12 @@ def _compared(run: Run, as_seed: Collection[str]) -> dict[str, str]:
     if _is_one_policy(run.arm):
         short["verifier.adapter"] = ""
     settings = sorted((run.settings | short).items())
-    items = [(key, float(value) if type(value) is int else value) for key, value in settings]
-    return files | {key: json.dumps(value, default=list) for key, value in items
+    return files | {key: _stored(value) for key, value in settings
                     if changes_results(key, run.settings) and key not in ("seed", "arm", *as_seed)}
+
+
+def _stored(value: Any) -> str:
+    return json.dumps(float(value) if type(value) is int else value, default=list)
 
 
 def _short_name(key: str, every: Sequence[str]) -> str:

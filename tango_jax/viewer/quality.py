@@ -66,7 +66,8 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
     verdicts = noisy("agrees with the grader", of("verifier/reward/correctness"), GREEN)
     verdicts += noisy("says CORRECT, verifier's turns", of("verifier/rate_correct", {"warmup", "verifier"}), BLUE)
     verdicts += noisy("says CORRECT, generator's turns", of("verifier/live_rate_correct", {"generator"}), SKY, "--")
-    verdicts += noisy("says CORRECT, of the part it judges", of("verifier/judged_rate_correct", {"generator"}), SKY)
+    verdicts += noisy("says CORRECT, part of generator's turns", of("verifier/judged_rate_correct", {"generator"}),
+                      SKY)
     verdicts += noisy("share of correct answers in that part", of("verifier/judged_solutions_correct", {"generator"}),
                       GREY, "--")
     verdicts += noisy("quality by a second judgement", of("verifier/reward/quality"), BLACK)
@@ -194,8 +195,8 @@ def _note(run: Run, items: list[Judged]) -> str:
         chosen += _practice(run)
     is_part = any(name.startswith(("generator/judged_share", "verifier/judged_")) for row in run.rows for name in row)
     if items[0].role == "generator" and is_part:
-        chosen += (" In the generator's turns only some solutions are judged, as rl.judge, rl.trust, dynamic sampling "
-                   "or the method choose, so the share of correct ones among them differs from the share of the turn.")
+        chosen += (" In the generator's turns verdicts are of a part of the solutions, which rl.judge, rl.trust, "
+                   "dynamic sampling or the method choose: their share of correct ones is not that of the turn.")
     how = f"sampled at temperature {settings['verifier.temperature']:g}"
     phases = ("generator",) if items[0].role == "generator" else VERIFIER_TURNS
     if any(row.get("verifier/tokens_sampled") == 0 for row in run.rows if row["phase"] in phases):

@@ -265,7 +265,7 @@ def test_processbench(tokenizer, tmp_path, monkeypatch, texts, f1, erroneous, co
     assert found["rate_misaligned", 0] == pytest.approx(misaligned)
     assert np.ptp(result.draws_J[np.isfinite(result.draws_J)]) > 0  # an F1 of 0 is not certain in an average, either
     page = (tmp_path / "tables.md").read_text()
-    assert ("are of the majority of the votes" in page) == (votes > 1) and "greedy solutions" not in page
+    assert ("are of the majority of the aligned votes" in page) == (votes > 1) and "greedy solutions" not in page
     rows = [json.loads(line) for line in (tmp_path / "rows/processbench_math.jsonl").read_text().splitlines()]
     assert [row["gold_first_wrong"] for row in rows] == LABELS and len(rows[0]["verifications"]) == votes
 

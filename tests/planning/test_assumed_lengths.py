@@ -134,7 +134,7 @@ def test_the_words_tell_the_mean_before_dynamic_sampling(tmp_path):
                                                 ("verifier", 1, 5.0, 20))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = str(parse_lengths(str(tmp_path)))
-    assert "dynamic sampling chose these, before that the mean in a role's own turns was 40 of the generator)" in told
+    assert "chose these; the mean of all first responses in a role's own turns was 40 of the generator)" in told
 
 
 @pytest.fixture

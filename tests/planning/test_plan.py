@@ -229,6 +229,15 @@ def test_the_plan_says_that_dynamic_sampling_may_take_longer(tiny_plan):
                                                       "rl.dynamic_sampling=2 it may sample up to 3, and then")
 
 
+def test_the_plan_says_where_prompts_of_several_kinds_are_taken_as_equally_long(tiny_plan):
+    config = load_config(str(ROOT / "configs/tiny.py"), ["arm=second_try"])
+    job = dataclasses.replace(tiny_plan.job, config=config, loaded=load_method(config))
+    rough = [line for line in assumptions(tiny_plan._replace(job=job)) if "equally long" in line]
+    assert rough == ["prompts of all kinds that the generator gets (generator and second_try) are taken to be equally "
+                     "long, which is rough"]
+    assert "equally long" not in str(assumptions(tiny_plan))
+
+
 def test_the_plan_says_that_a_users_task_is_counted_with_a_pool(tiny_plan):
     config = load_config(str(ROOT / "configs/tiny.py"), ["task.name=mine.py:make_task"])
     own = tiny_plan._replace(options=tiny_plan.options._replace(config=config))

@@ -196,6 +196,26 @@ def test_problems_that_a_further_prompt_has_no_room_for_set_a_task_apart(tokeniz
     assert plain.fingerprint == other.fingerprint and "no pairs" not in str(other.notes)
 
 
+def test_held_out_rows_that_only_some_verifiers_have_room_for_set_a_task_apart(tokenizer, tmp_path):
+    """A verifier that does not write imitates shorter texts: it holds out rows, and has solutions in its pool, that one
+    that writes leaves out."""
+    rows = []
+    for count in range(4, 34):
+        steps = "\n".join(f"{k} + 1 = <<{k}+1={k + 1}>>{k + 1}" for k in range(1, count))
+        rows.append({"question": f"Count to {count}.", "answer": f"{steps}\n#### {count}"})
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = math_config("a/b", train=str(tmp_path / "train.jsonl"), validation=12)
+    config.generator.max_response = config.verifier.max_prompt = 10_000
+    config.generator.sft.pack_length = config.verifier.sft.pack_length = 0
+    tokenizers, pools = {role: tokenizer for role in ROLES}, []
+    for longest, is_same in ((10_000, True), (700, False)):
+        config.verifier.max_response = longest
+        writes, reads = (make_task(config, tokenizers, has_remarks=one) for one in (True, False))
+        pools += [writes.num_pool, reads.num_pool]
+        assert (writes.fingerprint == reads.fingerprint) == is_same
+    assert pools[0] == pools[1] == pools[3] > pools[2]
+
+
 def test_sets_that_are_graded_differently_are_refused(tokenizer):
     with pytest.raises(ValueError, match="is graded as math, task.test=.* as python"):
         task_of(math_config("a/b", test=str(ROWS / "cruxeval.jsonl")), tokenizer)

@@ -189,7 +189,7 @@ def test_advice_names_the_metrics_of_the_prompt_that_was_answered(read):
 
 
 @pytest.mark.parametrize("prefix, place", [("live_", "in the generator's turns"),
-                                           ("judged_", "on the solutions that it judges in the generator's turns")])
+                                           ("judged_", "on a part of the solutions of the generator's turns")])
 def test_verdicts_are_judged_where_they_are_given(prefix, place):
     """A verifier that says CORRECT of everything in the generator's turns, and judges well in its own."""
     own = {"verifier/rate_correct": 0.5, "verifier/rate_invalid": 0.0, "verifier/outcome_balanced_accuracy": 0.9}

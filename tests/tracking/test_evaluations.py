@@ -163,6 +163,7 @@ def test_with_patience_evaluations_and_their_metric_change_results():
 
     settings = [("verifier/pool/step_f1", 10), ("verifier/live/step_f1", 10), ("verifier/pool/step_f1", 5)]
     assert len({digests(0, *one) for one in settings}) == 1 and len({digests(2, *one) for one in settings}) == 3
+    assert len({setup for setup, _ in (digests(patience, *one) for patience in (0, 2) for one in settings)}) == 1
 
 
 def test_every_key_is_in_one_digest_or_in_none_on_purpose():
@@ -296,7 +297,7 @@ def test_adapters_count_with_their_base_once_something_has_trained_them():
 @pytest.mark.parametrize("digests, others, message", [
     ({"setup": "1"}, {"seed": 1, "setup": "2"}, "had other problems, another model, stage 1 or prompt, or turns"),
     ({"method": "1"}, {"seed": 1, "method": "2"}, "of arm grpo differ in more than the seed"),
-    ({"problems": "1"}, {"seed": 1, "problems": "2"}, "had files of problems or prompts with different contents"),
+    ({"problems": "1"}, {"seed": 1, "problems": "2"}, "had other problems or prompts, by their files or by what fits"),
     ({"generator_start": "1"}, {"arm": "tango", "generator_start": "2"},
      "of start 3 and seed 0 began with different weights of the generator"),
     ({"arm_record": json.dumps(stored_arm("grpo"))},

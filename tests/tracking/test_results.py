@@ -72,8 +72,8 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     *_, last = compare(config, tmp_path)  # stage 1 ended in another start
     assert last.startswith("these are not paired: they began with different weights")
     write_table([row._replace(problems="q") for row in stored], config.compare_with)
-    assert compare(config, tmp_path) == [
-        "this run is not compared with those in stored.csv: its files of problems or prompts have different contents"]
+    assert compare(config, tmp_path) == ["this run is not compared with those in stored.csv: it has other problems or "
+                                         "prompts, by their files or by what fits"]
     write_table([row._replace(method="another") for row in stored], config.compare_with)
     assert compare(config, tmp_path)[-1].startswith("they also differ in other settings, such as a schedule")
     write_table([row._replace(setup=setup_of(config)) for row in stored], config.compare_with)

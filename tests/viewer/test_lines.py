@@ -49,6 +49,9 @@ def test_how_often_runs_are_evaluated_tells_them_apart_where_it_ends_them():
     for patience, lines in ((0, 1), (2, 2)):
         runs = [run_of(str(every), checkpoint__patience=patience, eval__every=every) for every in (5, 10)]
         assert len(labels(runs)) == lines
+    ends = run_of("a", checkpoint__patience=2, checkpoint__keep_best="generator/accuracy", eval__every=5)
+    assert set(labels([ends, run_of("b", eval__every=5)])) == {"keep_best=accuracy, patience=2",
+                                                               "keep_best=none, patience=0"}
 
 
 def test_curves_of_turns_are_overlaid():
@@ -210,7 +213,7 @@ def test_lines_of_different_starts_are_no_pairs():
     (warning,) = warnings(lines_of([one, begun("b", "self_verify", generator="22", problems="1")]))
     assert warning.startswith("runs of the same start and seed began with other weights of the generator (a; b), and")
     (warning,) = warnings(lines_of([one, begun("b", "grpo", generator="11", problems="2")]))
-    assert "other files of problems (a; b)" in warning
+    assert "other problems or prompts (a; b)" in warning
     verified = begun("a", "tango", generator="11", verifier="1")
     (warning,) = warnings(lines_of([verified, begun("b", "taught_verifier", generator="11", verifier="2")]))
     assert "other weights of the verifier (a; b)" in warning
