@@ -40,6 +40,7 @@ from tango_jax.text.tokenizer import Tokenizer, is_readable
 from tango_jax.tracking.metrics import read_metrics
 from tango_jax.tracking.provenance import read_provenance
 from tango_jax.tracking.run_config import check_same_settings
+from tango_jax.tracking.scores import LEFT_OUT
 from tango_jax.weights.hf_layout import TEXT_PARTS
 from tango_jax.weights.model_card import Training, model_card
 from tango_jax.weights.peft_folder import BASE_FOLDER, read_lora_config, write_adapter
@@ -168,13 +169,15 @@ def card_of(
     measured = directory.parent.name if is_stage_one else role  # one policy may have the other role's stage 1
     # Later rows belong to weights that were not saved.
     row = next((row for row in reversed(rows) if row["phase"] in ("eval", "sft")), {})
+    left_out = f"; {LEFT_OUT}" * (settings.verifier.stop_at_first_error and "verifier/pool/step_f1" in row
+                                  and measured == "verifier")
     return model_card(
         f"{whose} of a run of {arm.get('label', 'RL Tango')}, {stage}",
         {name: value for name, value in row.items() if name.startswith(f"{measured}/")},
         prompting,
         training_of(settings, stored, source, taught_by),
         trained=moment(step, is_stage_one) + _of_fork(stored) + f", chosen by {chosen_by}" * bool(chosen_by),
-        evaluated=moment(row["step"], is_stage_one) if row else "",
+        evaluated=moment(row["step"], is_stage_one) + left_out if row else "",
         example=example_of(settings, source.tokenizer),
         is_adapter=is_adapter,
         base_folder=base_folder,

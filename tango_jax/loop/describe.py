@@ -22,6 +22,7 @@ from tango_jax.runtime.trees import flatten_names
 from tango_jax.tasks.registry import turn_sizes
 from tango_jax.tasks.task import Task
 from tango_jax.text.templates import generator_prompt, verifier_prompt
+from tango_jax.tracking.scores import LEFT_OUT
 from tango_jax.tracking.stored_runs import compare
 from tango_jax.weights.workdir import has_two_policies
 
@@ -107,6 +108,8 @@ def describe_results(console: Console, config: ConfigDict, workdir: Path, summar
         if None not in (verifier.get(f"{key}_initial"), verifier.get(f"{key}_final")):
             console.log(f"verifier {name} on the fixed pool {verifier[f'{key}_initial']:.3f} -> "
                         f"{verifier[f'{key}_final']:.3f}")
+    if config.verifier.stop_at_first_error and verifier.get("step_f1_final") is not None:
+        console.log(LEFT_OUT)
     console.log(
         f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, {summary['compiles_after_warmup']} "
         f"compilations after warm-up since it was last started, {summary['wall_seconds']:.0f} s in all its starts"

@@ -97,6 +97,11 @@ def load_parts(config: ConfigDict) -> Parts:
             algorithms[role] = algorithm_of(config[role].loss.algorithm, f"{role}.loss.algorithm")
         with mistakes.collected():
             load_loss_term(role, config[role].loss)
+    mistakes.require(
+        arm is None or not arm.is_scored or not config.verifier.stop_at_first_error, f"the verifier of "
+        f"arm={config.arm} does not write, and with verifier.stop_at_first_error=True it would stop writing: set it to "
+        "False",
+    )
     mistakes.raise_all()
     return Parts(arm, algorithms, own_rewards)
 
@@ -281,10 +286,6 @@ def _check_turn(config: ConfigDict, role: str, rehearsal: Rehearsal, method: Met
         not method.arm.is_scored or config.task.stage_one != "self" or not config.verifier.sft.steps
         or bool(config.verifier.init_from), "task.stage_one=self teaches a verifier to write, and that of "
         f"{shown} does not: set verifier.sft.steps=0",
-    )
-    mistakes.require(
-        not config.verifier.stop_at_first_error or not method.arm.is_scored, f"the verifier of {shown} does not write, "
-        "and with verifier.stop_at_first_error=True it would stop writing: set it to False",
     )
     mistakes.require(
         not config.verifier.stop_at_first_error or SECOND_JUDGEMENT not in rehearsal.prompts, f"{shown} is rewarded by "

@@ -13,6 +13,7 @@ from tango_jax.tracking.alarms import Period, periods
 from tango_jax.tracking.curves import SCORES, Series, series
 from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.metrics import TURN_PHASES
+from tango_jax.tracking.scores import LEFT_OUT
 from tango_jax.viewer.panels import bars, line, noisy, panel, share, with_content
 from tango_jax.viewer.runs import Run
 
@@ -131,7 +132,8 @@ def headline(run: Run) -> list[list[str]]:
     for title, name in SCORES.items():
         values = [row[name] for row in evaluations if row.get(name) is not None]
         if values:
-            note = pool
+            stops = name == "verifier/pool/step_f1" and run.settings.get("verifier.stop_at_first_error")
+            note = pool + f"; {LEFT_OUT}" * bool(stops)
             if name == "generator/accuracy":
                 low, high = wilson(values[-1], _evaluated(run))
                 note = f"[{low:.2f}, {high:.2f}], greedy, n = {_evaluated(run)}"

@@ -9,7 +9,7 @@ from tango_jax.method.arms import BLACK, BLUE, GREEN, GREY, SKY, VERMILION
 from tango_jax.tracking.curves import Series, series
 from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.metrics import TURN_PHASES, VERIFIER_TURNS
-from tango_jax.tracking.scores import VERDICTS
+from tango_jax.tracking.scores import LEFT_OUT, VERDICTS
 from tango_jax.viewer.charts import TURN, pool_size, warmup_shade
 from tango_jax.viewer.panels import FEW, Rates, bars, line, noisy, panel, rated, with_content
 from tango_jax.viewer.runs import Run
@@ -61,7 +61,7 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
 
     f1 = line("verdicts, macro-F1", of("verifier/pool/outcome_f1", {"eval"}), BLUE, "--", "square")
     f1 += line("steps, macro-F1", of("verifier/pool/step_f1", {"eval"}), GREEN, "-", "triangle-up")
-    if run.settings.get("verifier.stop_at_first_error"):  # whose step F1 counts the steps that it leaves out
+    if _left_out(run):
         f1 += line("first error, F1", of("verifier/pool/first_error_f1", {"eval"}), VERMILION, "-.", "cross")
     verdicts = noisy("agrees with the grader", of("verifier/reward/correctness"), GREEN)
     verdicts += noisy("says CORRECT, verifier's turns", of("verifier/rate_correct", {"warmup", "verifier"}), BLUE)
@@ -86,7 +86,7 @@ def panels(run: Run, items: list[Judged]) -> list[dict]:
     return with_content(
         [
             panel("Verifier on the fixed pool", f"Agreement with the known labels on {pool_size(run)} fixed solutions, "
-                  "greedy.", f1, TURN, score=True, **warmup),
+                  f"greedy.{_left_out(run)}", f1, TURN, score=True, **warmup),
             panel("Verdicts in training", "A collapsed verifier says CORRECT always or never."
                   f"{_by_label(run)}{_practice(run)}", verdicts, TURN, score=True, **warmup),
             panel("Disagreements with the grader", f"Share of a turn's verifications, in {_whose(items)}.", shares,
@@ -177,6 +177,10 @@ def _by_label(run: Run) -> str:
 
 def _has_labels(run: Run) -> bool:
     return any("generator/label_accuracy" in row for row in run.rows if row["phase"] in VERIFIER_TURNS)
+
+
+def _left_out(run: Run) -> str:
+    return f" {LEFT_OUT[0].upper()}{LEFT_OUT[1:]}." if run.settings.get("verifier.stop_at_first_error") else ""
 
 
 def _practice(run: Run) -> str:

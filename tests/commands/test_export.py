@@ -135,6 +135,17 @@ def test_the_card_shows_what_was_measured_of_these_weights(folder, tmp_path):
         assert f"Of the weights {evaluated}:\n" in card and f"| generator/accuracy | {accuracy} |" in card
 
 
+def test_the_card_tells_of_the_steps_that_a_verifier_that_stops_leaves_out(folder, tmp_path):
+    config = default_config()
+    config.verifier.checkpoint = config.generator.checkpoint = str(folder)
+    config.verifier.stop_at_first_error, config.verifier.template = True, FIRST_ERROR
+    save_run(tmp_path / "run", config, step=1)
+    with MetricsWriter(tmp_path / "run/metrics.jsonl") as writer:
+        writer.write(1, "eval", {"generator/accuracy": 0.5, "verifier/pool/step_f1": 0.4})
+    cards = [(export.export(tmp_path / "run", role, tmp_path / role) / "README.md").read_text() for role in ROLES]
+    assert ["the weights after turn 1; step F1 counts as missed" in card for card in cards] == [False, True]
+
+
 def test_the_card_is_about_the_checkpoint_that_was_read(folder, tmp_path):
     """The newest is damaged."""
     config = default_config()

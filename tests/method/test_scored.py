@@ -218,8 +218,9 @@ def judge_twice(t):
 @pytest.mark.parametrize("overrides, told", [
     (("rl.samples_per_prompt=1", "generator.loss.algorithm=reinforce_pp"),
      "rl.samples_per_prompt=1, and several verifications of a solution are compared: raise it"),
-    (("verifier.stop_at_first_error=true",), "the verifier of arm=scored does not write, and with "
-     "verifier.stop_at_first_error=True it would stop writing: set it to False"),
+    # With trust, marks that are missing could not be read in the rehearsal.
+    (("verifier.stop_at_first_error=true", "rl.trust=(0.4,0.55)"), "the verifier of arm=scored does not write, and "
+     "with verifier.stop_at_first_error=True it would stop writing: set it to False"),
     (("task.stage_one=self", "verifier.sft.steps=2"), "task.stage_one=self teaches a verifier to write, and that of "
      "arm=scored does not: set verifier.sft.steps=0"),
     (("verifier.max_response=3000000",), "the verifier of arm=scored would score up to 24000000 tokens"),

@@ -55,6 +55,11 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     summary = results.write_results(config, tmp_path, rows, [], [], 0, 1.0)
     describe_results(Console(), config, tmp_path, summary)
     printed = capsys.readouterr().out
+    assert "counts as missed" not in printed
+    stops = config.copy_and_resolve_references()
+    stops.verifier.stop_at_first_error = True
+    describe_results(Console(), stops, tmp_path, summary | {"verifier": {"step_f1_initial": 0.1, "step_f1_final": 0.2}})
+    assert "step F1 counts as missed the steps that a verifier leaves out" in capsys.readouterr().out
     assert "0 compilations after warm-up since it was last started, 1 s in all its starts" in printed
     assert re.findall(r"  (\w+) \((?:this run|stored)\) +(.*?) sampled tokens", printed) == [
         ("tango", "8.0 generator steps, 2 thousand"),  # 0.8 of the way to 10

@@ -65,6 +65,9 @@ def test_a_fixed_pool_is_as_large_as_the_evaluations_say(told, size):
     run = RUN._replace(rows=[{"phase": "eval", "step": 0, "verifier/pool/step_f1": 0.5} | told])
     assert f"on {size} fixed solutions" in quality.panels(run, [])[0]["caption"]
     assert charts.headline(run)[0][3] == f"greedy, {size} fixed solutions"
+    stops = run._replace(settings=run.settings | {"verifier.stop_at_first_error": True})
+    for told in (charts.headline(stops)[0][3], quality.panels(stops, [])[0]["caption"]):
+        assert "counts as missed the steps that a verifier leaves out" in told
 
 
 def test_a_fixed_pool_is_named_only_where_there_is_one():
