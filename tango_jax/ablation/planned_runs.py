@@ -16,6 +16,7 @@ from tango_jax.ablation.grid import Cell, make_cells, stage_one_facts
 from tango_jax.cli.config_file import stored_config
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config
+from tango_jax.loop.best import check_trains_best
 from tango_jax.loop.init_from import UNTRAINED, check_init_from, sft_directory
 from tango_jax.method.load import stage_one_kind
 from tango_jax.method.own_arm import arm_name, load_arm, read_arm
@@ -116,6 +117,7 @@ def _validate(cell: Cell) -> None:
         config.arm = arm
         with mistakes.collected(place and f"{place}{f', arm {arm}' * (arm != asked[0])}: "):
             validate(config)
+            check_trains_best(config)
         mistakes.raise_all()
     check_pairs(cell, asked)
 

@@ -66,6 +66,14 @@ def is_over(best: Best | None, patience: int) -> bool:
     return best is not None and 0 < patience <= best.misses
 
 
+def check_trains_best(config: ConfigDict) -> None:
+    """Raise ValueError for a metric of a role that the arm does not train. Arms of an experiment share the metric."""
+    name, trained = config.checkpoint.keep_best, trained_roles(config, make_schedule(config).turns())
+    role = role_of(name, trained)
+    require(not name or role in trained, f"checkpoint.keep_best={name} measures the {role}, which arm={config.arm} "
+            "does not train: leave this arm out of ablation.arms, or checkpoint.keep_best empty")
+
+
 def check_keep_best(config: ConfigDict, task: Task, method: Method) -> None:
     """Raise ValueError for a metric that cannot choose among the checkpoints of this run."""
     name = config.checkpoint.keep_best

@@ -112,7 +112,8 @@ def describe_results(console: Console, config: ConfigDict, workdir: Path, summar
         console.log(LEFT_OUT)
     console.log(
         f"largest sampler-trainer log-prob gap {summary['logprob_gap_max']:.2e}, {summary['compiles_after_warmup']} "
-        f"compilations after warm-up since it was last started, {summary['wall_seconds']:.0f} s in all its starts"
+        f"compilations after warm-up since it was last started, {summary['wall_seconds']:.0f} s in all starts that "
+        "saved a turn"
     )
     for line in compare(config, workdir) if hosts.is_first() else ():
         console.log(line)

@@ -100,8 +100,10 @@ class _StageOne:
         loaded = load_sft(policy, init_from)
         if role == "verifier" or not (policy.is_shared and self.config.verifier.init_from):
             whose = "the policy of both roles" if policy.is_shared else f"the {role}"
-            lacking = what_it_lacks(self.config, role, init_from)
-            self.console.log(f"{whose} starts from step {loaded.step} of the stage 1 in {init_from}{lacking}")
+            stage_one = f"step {loaded.step} of the stage 1 in {init_from}"
+            # A fork begins with later weights: to these its KL term refers.
+            self.console.log(f"the reference of {whose} is {stage_one}" if self.config.fork_of else
+                             f"{whose} starts from {stage_one}{what_it_lacks(self.config, role, init_from)}")
         return loaded
 
     def _train(self, role: str, title: str) -> Any:

@@ -251,9 +251,9 @@ def _wrong_steps(rows: Sequence[dict], limits: Limits, ease: float) -> Finding |
 
 
 def _misaligned(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
-    means = (recent_mean(rows, f"verifier/{prefix}_rate_misaligned", limits.window, least=limits.window)
+    means = (means_over_turns(rows, "generator", [f"verifier/{prefix}_rate_misaligned"], limits.window)
              for prefix in ("live", "judged"))
-    mean = next((mean for mean in means if mean is not None), None)
+    mean = next((found[0] for found in means if found is not None), None)
     has_step_rewards = recent_mean(rows, "generator/step_rewarded_share", limits.window, least=1) is not None
     if mean is None or mean <= limits.misaligned * ease or not has_step_rewards:
         return None
@@ -293,8 +293,9 @@ def _grader(rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None
 def _standing_still(role: str, rows: Sequence[dict], limits: Limits, ease: float) -> Finding | None:
     alpha, rewarded, taught = (recent_mean(rows, f"{role}/{name}", limits.window, least=1)
                                for name in ("alpha", "step_rewarded_share", "teacher_kl"))
-    name = f"{role}/groups_filled_up"  # with dynamic sampling, of those that are trained on
-    name = name if any(name in row for row in rows) else f"{role}/groups_without_signal"
+    name, whose = f"{role}/groups_filled_up", f"groups that the {role} trains on"  # with dynamic sampling
+    if not any(name in row for row in rows):
+        name, whose = f"{role}/groups_without_signal", f"{role}'s groups"
     share = recent_mean(rows, name, limits.window, least=limits.window) if taught is None else None
     # Where outcomes are all the same, step rewards may still teach, and a teacher does.
     if share is not None and share - (alpha or 0.0) * (rewarded or 0.0) > limits.groups_without_signal * ease:
@@ -304,7 +305,7 @@ def _standing_still(role: str, rows: Sequence[dict], limits: Limits, ease: float
                         if name.startswith(f"{role}/reward/") or name == "generator/labelled_right"})
         known = ", ".join(f"{name} is {recent_mean(turns, name, limits.window, least=1) or 0:.2f}" for name in names)
         return (
-            f"in {share:.1%} of the {role}'s groups all samples have the same reward{f' ({known})' * bool(known)}: no "
+            f"in {share:.1%} of the {whose} all samples have the same reward{f' ({known})' * bool(known)}: no "
             "learning signal",
             f"{limits.groups_without_signal}",
             "a reward near 0: the task is too hard, or the parser or grader rejects everything; near 1: it is easy; "

@@ -202,6 +202,17 @@ def test_settings_are_checked_for_the_arms_of_the_experiment(tmp_path):
         make_plan(tiny({}, "ablation.arms=('grpo', 'tango')", *settings), tmp_path)
 
 
+def test_arms_that_do_not_train_the_role_of_the_best_are_refused_before_any_run(tmp_path):
+    arms = {"ablation.arms": ("tango", "fixed_generator"), "ablation.grid": {}}
+    plain = load_config("last_letter_mini", arms)
+    make_plan(plain, tmp_path)
+    plain.checkpoint.keep_best = "generator/accuracy"
+    with pytest.raises(ValueError, match="measures the generator, which arm=fixed_generator does not train: leave"):
+        make_plan(plain, tmp_path)
+    plain.ablation.arms = ("tango", "grpo")
+    make_plan(plain, tmp_path)
+
+
 def test_the_verifiers_stage_one_of_one_policy_has_the_generators_prompts(tmp_path):
     """And a run takes it for both roles."""
     settings = ["ablation.seeds=(0,)", "generator.sft.steps=0"]

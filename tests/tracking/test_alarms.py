@@ -82,6 +82,8 @@ CASES = [
      {"verifier/live_rate_misaligned": since(6, 0.29, 0.0)}),
     ("verifier/misaligned", {"verifier/live_rate_misaligned": 0.61}, "the solution gets no step rewards",
      {"verifier/live_rate_misaligned": 0.61, "generator/step_rewarded_share": None}),  # an arm without such rewards
+    ("verifier/misaligned", {"verifier/live_rate_misaligned": 0.61}, "61.0% of the verifications in",
+     {"verifier/live_rate_misaligned": lambda step: 0.61 if step <= 6 else None}),  # nothing is judged any more
     ("generator/step_count", {"generator/step_count_corr": -0.6, "generator/steps_approved": 0.9},
      "90% of the rewarded steps are approved, and the step advantages of a group follow the number of steps "
      "(correlation -0.60)",

@@ -60,7 +60,7 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     stops.verifier.stop_at_first_error = True
     describe_results(Console(), stops, tmp_path, summary | {"verifier": {"step_f1_initial": 0.1, "step_f1_final": 0.2}})
     assert "step F1 counts as missed the steps that a verifier leaves out" in capsys.readouterr().out
-    assert "0 compilations after warm-up since it was last started, 1 s in all its starts" in printed
+    assert "0 compilations after warm-up since it was last started, 1 s in all starts that saved a turn" in printed
     assert re.findall(r"  (\w+) \((?:this run|stored)\) +(.*?) sampled tokens", printed) == [
         ("tango", "8.0 generator steps, 2 thousand"),  # 0.8 of the way to 10
         ("grpo", "8.9 generator steps, 1 thousand"),  # 100 tokens a step: 0.889 thousand
