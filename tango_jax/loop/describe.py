@@ -68,7 +68,8 @@ def describe_run(
         for own in method.own_rewards.get(role, ()) if role in arm.turns else ():
             times = f"{own.weight:g} x " if own.weight != 1 else ""
             console.log(f"{times}{own.function.name} is added to the {role}'s reward")
-        if (start := config[role].checkpoint) and not (policy.is_shared and role == "verifier"):
+        start = "" if config.fork_of else config[role].checkpoint
+        if start and not (policy.is_shared and role == "verifier"):
             half = ": from its generator, and not from its verifier" * (policy.is_shared and has_two_policies(start))
             console.log(f"{'one policy' if policy.is_shared else f'the {role}'} starts from {start}{half}")
         tables.setdefault(_parameters(policy), []).append(role)

@@ -60,6 +60,8 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
     lines = [f"to an accuracy of {LEVEL:g}, compared with the runs in {table} with {same}:"]
     are_with_flops = has_flops([runs])
     lines += [f"  {run:{width}}  {_amounts(curve, are_with_flops)}" for run, curve in runs.items()]
+    if reads := [run for run, curve in runs.items() if curve.evaluations[-1].scored_tokens]:
+        lines.append(f"sampled tokens leave out those that a verifier reads, as in {' and '.join(reads)}")
     if differs & STARTS:
         lines.append("these are not paired: they began with different weights. The checkpoint may differ, a run may "
                      "be a fork, or stage 1 had other prompts, another kind of processor or another number of cores")

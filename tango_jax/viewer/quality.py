@@ -10,6 +10,7 @@ from tango_jax.tracking.curves import Series, series
 from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.metrics import TURN_PHASES, VERIFIER_TURNS
 from tango_jax.tracking.scores import LEFT_OUT, VERDICTS
+from tango_jax.tracking.turn_metrics import tokens_scored
 from tango_jax.viewer.charts import TURN, pool_size, warmup_shade
 from tango_jax.viewer.panels import FEW, Rates, bars, line, noisy, panel, rated, with_content
 from tango_jax.viewer.runs import Run
@@ -203,7 +204,7 @@ def _note(run: Run, items: list[Judged]) -> str:
                    "dynamic sampling or the method choose: their share of correct ones is not that of the turn.")
     how = f"sampled at temperature {settings['verifier.temperature']:g}"
     phases = ("generator",) if items[0].role == "generator" else VERIFIER_TURNS
-    if any(row.get("verifier/tokens_sampled") == 0 for row in run.rows if row["phase"] in phases):
+    if any(tokens_scored(row) and not row.get("verifier/tokens_sampled") for row in run.rows if row["phase"] in phases):
         how = ("whose judgements are read in one pass, not sampled; of several judgements of a solution by its marks, "
                "each is drawn")
     has_pool = any("verifier/pool/outcome_f1" in row for row in run.rows)

@@ -66,6 +66,10 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
         ("grpo", "8.9 generator steps, 1 thousand"),  # 100 tokens a step: 0.889 thousand
         ("gold_steps", "not within 10 generator steps, 1 thousand"),
     ]
+    assert "sampled tokens leave out" not in printed
+    write_table([row._replace(setup=setup_of(config), scored_tokens=5) for row in stored], config.compare_with)
+    told = "sampled tokens leave out those that a verifier reads, as in grpo (stored) and gold_steps (stored)"
+    assert told in compare(config, tmp_path)
     write_table([row._replace(setup=setup_of(config)) for row in stored], config.compare_with)
     assert len(compare(config, tmp_path)) == 4
     start = {"generator": "a" * 64, "verifier": "b" * 64, "problems": "p"}

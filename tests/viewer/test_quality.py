@@ -41,7 +41,8 @@ def test_a_misaligned_verification_judges_no_step_and_an_evaluation_is_not_count
 def test_judgements_that_are_read_are_not_called_sampled():
     """The verifier's turns of a scored run; and generator's turns, such as those with a process reward model."""
     for role, phase, other in (("verifier", "warmup", "generator"), ("generator", "generator", "verifier")):
-        run = RUN._replace(rows=[{"phase": phase, "step": 1, "verifier/tokens_sampled": 0}])
+        run = RUN._replace(rows=[{"phase": phase, "step": 1, "verifier/tokens_sampled": 0,
+                                   "verifier/tokens_scored": 9}])
         made = items((1, "CORRECT", (T,), (T,)), role=role)
         assert f"of the {role}'s turns, whose judgements are read in one pass" in quality.section(run, made)["note"]
         assert "sampled at temperature" not in quality.section(run, made)["note"]
