@@ -17,6 +17,7 @@ from tango_jax.cli.session import configured, session
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES
 from tango_jax.grading import check_grader
+from tango_jax.loop.best import check_keep_best
 from tango_jax.loop.breakdown import names_memory
 from tango_jax.loop.init_from import check_init_from, sft_directory
 from tango_jax.loop.run import rehearsed
@@ -59,7 +60,8 @@ def _run(config: ConfigDict, workdir: Path, console: Console, preemption: hosts.
         needed = ROLES if needs_both or shares_policy(config) else trained
         check_init_from(config, needed)
         policies = make_policies(config, shares_policy(config))
-        _, task = rehearsed(config, policies)
+        method, task = rehearsed(config, policies)
+        check_keep_best(config, task, method)
         check_grader(task.grade_kind)  # stage 1 does not grade, but the stages that follow do
         for note in (*config.notes.splitlines(), *task.notes):
             console.log(note)

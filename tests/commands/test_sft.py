@@ -23,3 +23,11 @@ def test_stage_one_alone_is_what_another_run_starts_from(tmp_path, monkeypatch, 
     start = [f"--config.{role}.init_from={tmp_path / 'sft'}" for role in ROLES]
     train.main([*command, *start, f"--workdir={tmp_path / 'run'}"])
     assert (tmp_path / "run" / "summary.json").exists() and not (tmp_path / "run" / "sft").exists()
+
+
+def test_a_metric_of_the_best_that_is_never_measured_is_refused_before_stage_one(tmp_path):
+    """An experiment makes its stage 1 with this command, before any run."""
+    with pytest.raises(SystemExit, match="checkpoint.keep_best=generator/acuracy cannot choose among the checkpoints"):
+        sft.main([f"--config={CONFIGS / 'tiny.py'}", f"--workdir={tmp_path / 'run'}",
+                  "--config.checkpoint.keep_best=generator/acuracy"])
+    assert not (tmp_path / "run/sft").exists()
