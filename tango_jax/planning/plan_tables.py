@@ -172,6 +172,10 @@ def assumptions(plan: RunPlan) -> list[str]:
         if len(kinds) > 1:
             lines.append(f"prompts of all kinds that the {role} gets ({' and '.join(kinds)}) are taken to be equally "
                          "long, which is rough")
+    config = options.config
+    ends = {"checkpoint.patience": config.checkpoint.patience, "rl.warmup_until": config.rl.warmup_until}
+    if given := [f"{key}={value}" for key, value in ends.items() if value]:
+        lines.append(f"all turns are counted, though with {' and '.join(given)} the run may have fewer")
     if is_user_code(options.config.task.name):
         lines.append(f"evaluations judge eval.pool={options.config.eval.pool} fixed solutions; a plan does not make "
                      f"task.name={options.config.task.name}: plan with eval.pool=1 if it has no pool_solution")

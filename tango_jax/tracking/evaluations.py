@@ -50,7 +50,7 @@ class Evaluation(NamedTuple):
     groups_without_signal: float | None = None
     alpha: float | None = None  # weight of the step rewards
     steps_mean: float | None = None  # steps of a sampled solution
-    # Approved share of the steps of aligned verifications, by their marks; None if these leave steps or solutions out,
+    # Approved share of the steps that have rewards, by their marks; None if verifications leave steps or solutions out,
     # or rewards are probabilities.
     steps_approved: float | None = None
     verifier_live_accept_gap: float | None = None  # tracking/scores.py, aligned verifications; None in the warm-up

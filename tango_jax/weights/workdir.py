@@ -249,8 +249,11 @@ def what_chose(workdir: Path, config: ConfigDict, role: str, is_best: bool = Fal
     or it could not compare the role's weights."""
     kept, task, how = config.checkpoint, config.task, "checkpoint.keep_best"
     arm = _stored_arm(workdir)
-    # A verifier without interleaved turns stays as its warm-up left it: only its own metrics compare its weights.
-    is_compared = role == "generator" or arm.get("is_interleaved", True) or kept.keep_best.startswith("verifier/")
+    # The generator has no part in the fixed pool. A verifier without interleaved turns stays as its warm-up left it:
+    # only its own metrics compare its weights.
+    is_pool = kept.keep_best.startswith("verifier/pool/")
+    is_compared = not is_pool if role == "generator" else (
+        arm.get("is_interleaved", True) or kept.keep_best.startswith("verifier/"))
     if not (role in arm.get("turns", ROLES) and is_compared) and not has_one_policy(workdir):
         return ""
     if not is_best:
@@ -260,7 +263,7 @@ def what_chose(workdir: Path, config: ConfigDict, role: str, is_best: bool = Fal
         if not 0 < kept.patience <= misses:
             return ""
         how = f"checkpoint.patience={kept.patience}"
-    problems, is_pool = f"the task {Path(task.name).name}", kept.keep_best.startswith("verifier/pool/")
+    problems = f"the task {Path(task.name).name}"
     if task.name == "math":  # whose pool stage 1 makes from rows that it holds out
         has_test = task.test and not is_pool
         problems = short_name(task.test) if has_test else f"the problems set aside from {short_name(task.train)}"

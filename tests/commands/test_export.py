@@ -46,7 +46,7 @@ from tango_jax.tracking.metrics import MetricsWriter
 from tango_jax.tracking.run_config import save_config
 from tango_jax.weights.prompting import NO_EXAMPLE, Prompting, read_prompting
 from tango_jax.weights.source import open_source
-from tango_jax.weights.workdir import open_checkpoint, open_workdir, prompting_of, start_source
+from tango_jax.weights.workdir import open_checkpoint, open_workdir, prompting_of, start_source, what_chose
 
 TEXT = "Two words: <step>3 + 4</step> \u6570"
 
@@ -535,6 +535,16 @@ def test_a_verifiers_export_says_what_chose_it(arm, metric, said, folder, tmp_pa
     export.main([f"--workdir={tmp_path / 'run'}", "--role=verifier", f"--out={out}", "--best"])
     assert read_prompting(out).chosen_by == said
     assert f"weights after turn 6{f', chosen by {said}' if said else ''}.\n" in (out / "README.md").read_text()
+
+
+def test_the_fixed_pool_chooses_no_generator(folder, tmp_path):
+    """Which has no part in it. Weights of the same turn are exported."""
+    config = default_config()
+    config.generator.checkpoint = config.verifier.checkpoint = str(folder)
+    config.checkpoint.keep_best = "verifier/pool/step_f1"
+    save_run(tmp_path / "run", config, step=6, meta={"best": (0.5, 6, 0)})
+    said = [what_chose(tmp_path / "run", config, role, is_best=True) for role in ROLES]
+    assert said == ["", "verifier/pool/step_f1 on the fixed pool of the task last_letter (checkpoint.keep_best)"]
 
 
 def test_the_card_says_what_the_run_was_made_of(tmp_path):

@@ -238,6 +238,14 @@ def test_the_plan_says_where_prompts_of_several_kinds_are_taken_as_equally_long(
     assert "equally long" not in str(assumptions(tiny_plan))
 
 
+def test_the_plan_says_that_a_run_may_end_before_its_last_turn(tiny_plan):
+    config = tiny_plan.options.config.copy_and_resolve_references()
+    config.checkpoint.patience, config.rl.warmup_until = 3, 0.5
+    early = tiny_plan._replace(options=tiny_plan.options._replace(config=config))
+    assert set(assumptions(early)) - set(assumptions(tiny_plan)) == {
+        "all turns are counted, though with checkpoint.patience=3 and rl.warmup_until=0.5 the run may have fewer"}
+
+
 def test_the_plan_says_that_a_users_task_is_counted_with_a_pool(tiny_plan):
     config = load_config(str(ROOT / "configs/tiny.py"), ["task.name=mine.py:make_task"])
     own = tiny_plan._replace(options=tiny_plan.options._replace(config=config))
