@@ -146,7 +146,7 @@ def _check_turns(config: ConfigDict, mistakes: Mistakes) -> None:
             f"{', '.join(ALGORITHMS)}, not with {role}.loss.algorithm={algorithm}: set step_norm=elements",
         )
     mistakes.require(
-        arm.is_interleaved or "verifier" not in arm.turns or rl.warmup_steps > 0,
+        arm.is_interleaved or "verifier" not in arm.turns or rl.warmup_steps > 0 or bool(config.fork_of),
         f"arm={config.arm} trains the verifier only in its warm-up, and rl.warmup_steps=0 has none: raise it, or "
         "choose an arm that does not train the verifier",
     )

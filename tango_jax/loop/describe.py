@@ -8,6 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tango_jax.loop.imitation import sft_sequence
+from tango_jax.loop.init_from import trained_on_before
 from tango_jax.method.load import Method
 from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.models.attention import why_plain
@@ -56,7 +57,7 @@ def describe_run(
         console.log(f"a turn of the {role} samples at most (prompt, parents x samples of each): {', '.join(sampled)}")
     if sizes := turn_sizes(config, {role: rehearsal.draws for role, rehearsal in method.rehearsals.items()}):
         console.log(sizes)
-    for note in task.notes:
+    for note in (*task.notes, *trained_on_before(config, task.fingerprint)):
         console.log(note)
     if config.task.grader:
         console.log(f"answers are graded by {config.task.grader}")

@@ -3,6 +3,7 @@
 They run at the start, and again when parameters are loaded: a damaged checkpoint falls back to an earlier step.
 """
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
 from tango_jax.runtime.failures import typed_command
 from tango_jax.text.prompts import PROMPTS
 from tango_jax.tracking.provenance import read_provenance
+from tango_jax.tracking.run_config import without_folder
 from tango_jax.weights.workdir import has_one_policy, prompting_of, settings_of
 
 ROLES = ("generator", "verifier")
@@ -80,6 +82,35 @@ def check_stage_one(role: str, sft: ConfigDict, source: str, step: int, meta: di
         raise ValueError(f"{name}: its stage 1 of the {role} ended at a held-out loss of {loss:.3f} per token; the "
                          f"gate here is {role}.sft.max_heldout_loss={sft.max_heldout_loss}: repeat it with more steps "
                          "in a new workdir, or raise the gate")
+
+
+def runs_before(config: ConfigDict) -> dict[str, dict]:
+    """{workdir: settings} of the runs whose weights this one goes on from, if they took the same file of problems."""
+    places = [config.fork_of, *(place for role in ROLES for place in (config[role].init_from, config[role].checkpoint))]
+    found = {place: settings_of(place) for place in dict.fromkeys(places)
+             if place and not Path(place).expanduser().is_file()}
+    train = without_folder(config.task.train)
+    return {place: settings for place, settings in found.items() if config.task.name == "math" and train
+            and settings.get("task.name") == "math" and without_folder(settings.get("task.train", "")) == train}
+
+
+def trained_on_before(config: ConfigDict, fingerprint: str) -> list[str]:
+    """Warnings of runs that may have been trained on problems that this one is evaluated on. `fingerprint`: of this
+    run's problems."""
+    lines = []
+    for place, settings in runs_before(config).items():
+        asked = ("test",) if config.task.test else ("test", "validation", "data_seed")
+        differing = [f"task.{name} is {settings.get(f'task.{name}')!r} there, {config.task[name]!r} here"
+                     for name in asked if settings.get(f"task.{name}", config.task[name]) != config.task[name]]
+        with contextlib.suppress(ValueError):  # a damaged checkpoint, which this run need not read
+            found = peek_meta(Path(place).expanduser() / "checkpoints")
+            theirs = found.meta.get("source_fingerprint", {}).get("problems", fingerprint) if found else fingerprint
+            differing = differing or ["files have other contents, or other problems fit"] * (theirs != fingerprint)
+        if differing:
+            lines.append(f"warning: {place} set other problems of {config.task.train} aside "
+                         f"({'; '.join(differing)}), so it may have been trained on problems of this run's evaluation, "
+                         "and accuracy may be too high: set the same here, or name other problems as task.test")
+    return lines
 
 
 def what_it_lacks(config: ConfigDict, role: str, source: str) -> str:

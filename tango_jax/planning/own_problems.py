@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from tango_jax.config import ROLES
 from tango_jax.data.problem_sets import load_problems, question_key
+from tango_jax.loop.init_from import runs_before
 from tango_jax.method.load import load_method
 from tango_jax.method.turn import problems_of_a_draw
 from tango_jax.models.head_precision import LEAST_CAPABILITY
@@ -189,7 +190,10 @@ def set_split(
     """Set how many problems are held out; returns the numbers for training and for evaluation. Questions of `test`
     are not trained on. Without it some of `problems` are held out."""
     config = settings.config
-    settings.put("task.validation", min(scale.evaluated, max(1, len(problems) // 10)))
+    # What a run before did not train on stays aside.
+    before = next(iter(runs_before(config).values()), {})
+    settings.put("task.validation", before.get("task.validation", min(scale.evaluated, max(1, len(problems) // 10))))
+    settings.put("task.data_seed", before.get("task.data_seed", config.task.data_seed))
     if test_lengths is None:
         set_aside = draw_questions(problems, config.task.validation, config.task.data_seed)
     else:
@@ -199,6 +203,9 @@ def set_split(
     heldout = {role: (lengths[role].tokens[is_set_aside] if test_lengths is None else test_lengths[role].tokens)
                for role in ROLES}
     count, heldout_count = count_fitting(config, training), count_fitting(config, heldout)
+    # Questions that stage 1 is measured on are not trained on.
+    learns = any(config[role].sft.steps and not config[role].init_from for role in ROLES)
+    count = max(0, count - config.task.validation) if config.task.stage_one == "gsm8k" and learns else count
     if len(training["generator"]) and len(heldout["generator"]):
         if not count:
             require_room(config, config.task.train, "training", training, mistakes)

@@ -275,6 +275,11 @@ def test_the_command_takes_the_settings_of_the_run(config, tmp_path, capsys):
     made = forked(tmp_path / "run", tmp_path / "new", "seed=7", "rl.warmup_steps=2")
     assert (made.seed, made.rl.warmup_steps, made.rl.generator_steps) == (7, 2, 2)
     assert made.fork_of == made.generator.init_from == made.verifier.init_from == str(tmp_path / "run")
+    left_alone = config.copy_and_resolve_references()
+    left_alone.arm = "fixed_verifier_warm"  # whose verifier has had its turns
+    (tmp_path / "alone").mkdir()
+    save_config(left_alone, tmp_path / "alone/config.json")
+    assert forked(tmp_path / "alone", tmp_path / "new").rl.warmup_steps == 0
     for arguments, message in (
         ([f"--from={tmp_path / 'run'}", f"--workdir={tmp_path / 'run'}"], "is the run that --from names: a"),
         ([f"--from={tmp_path / 'none'}"], "is not the folder of a run: "),

@@ -18,6 +18,7 @@ from tango_jax.cli.command_line import load_config, parse_command_line
 from tango_jax.cli.config_file import load_shipped
 from tango_jax.cli.validation import validate
 from tango_jax.config import ROLES, default_config, flatten
+from tango_jax.loop.init_from import trained_on_before
 from tango_jax.planning import own_problems
 from tango_jax.planning.costs import num_parameters
 from tango_jax.planning.job import sized_job
@@ -531,3 +532,32 @@ def test_stage_one_of_a_role_that_takes_another_runs_is_not_announced(folder, tm
     config = own(folder, problems, "generator.init_from=runs/other", "generator.sft.steps=6")
     line = next(line for line in config.notes.splitlines() if line.startswith("stage 1"))
     assert "samples of the verifier. If" in line and "generator.sft.steps" not in line
+
+
+def test_a_run_that_goes_on_holds_out_what_the_run_before_held_out(folder, tmp_path):
+    problems = write_problems(tmp_path / "problems.jsonl", 200)
+    before = own(folder, problems, "task.validation=7", "task.data_seed=5")
+    save_run(tmp_path / "run", before)
+    for overrides in (["generator.checkpoint=RUN"], ["verifier.init_from=RUN"]):
+        made = own(folder, problems, *(one.replace("RUN", str(tmp_path / "run")) for one in overrides))
+        assert (made.task.validation, made.task.data_seed) == (7, 5)
+        assert trained_on_before(made, "") == []
+    asked = [f"generator.checkpoint={tmp_path / 'run'}", "task.validation=9"]
+    [told] = trained_on_before(own(folder, problems, *asked), "")
+    assert "(task.validation is 7 there, 9 here), so it may have been trained on problems" in told
+    save_run(tmp_path / "run", before, step=3, meta={"source_fingerprint": {"problems": "another file"}})
+    [told] = trained_on_before(made, "this file")
+    assert "(files have other contents, or other problems fit), so it may have been trained" in told
+    other = write_problems(tmp_path / "others.jsonl", 200)
+    assert own(folder, other, *asked[:1]).task.validation != 7
+
+
+def test_problems_that_stage_one_holds_out_are_not_counted_for_training(folder, tmp_path):
+    lines = "3 + 4 = <<3+4=7>>7\n7 + 1 = <<7+1=8>>8\n8 + 1 = <<8+1=9>>9\n#### 9"
+    rows = [{"question": f"What is {k} + 1?", "answer": lines} for k in range(100)]
+    (tmp_path / "gsm8k.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    config = own(folder, tmp_path / "gsm8k.jsonl", "task.stage_one=gsm8k", "generator.sft.steps=2",
+                 "verifier.sft.steps=2", "generator.max_response=400")
+    task = make_task(config, {role: start_source(config, role).tokenizer for role in ROLES})
+    assert config.notes.startswith("problems: 80 for training and 10 held out, of 100")
+    assert "80 training and 10 validation problems" in task.notes[0]
