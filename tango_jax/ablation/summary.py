@@ -25,7 +25,7 @@ from tango_jax.tracking.learning_curve import (
     tokens_to,
     trains_generator,
 )
-from tango_jax.tracking.scores import LEFT_OUT
+from tango_jax.tracking.scores import LEFT_OUT_SENTENCE
 
 METHODS = f"""\
 Accuracy is greedy, on held-out problems. Its mean is over generator steps (the area under the curve). Steps and tokens
@@ -42,7 +42,7 @@ sampled, read and were updated with (tango_jax/tracking/turn_flops.py); tables o
 Step F1 on live solutions is of the judgements in the generator's turns, of several of a solution the first. In arms
 with step rewards they give these. They are sampled; but scored arms draw their marks only where
 rl.verifications_per_solution is above 1, and a process reward model draws none.
-{LEFT_OUT[0].upper()}{LEFT_OUT[1:]}."""
+{LEFT_OUT_SENTENCE}"""
 
 
 def summarize(rows: Sequence[Evaluation]) -> str:

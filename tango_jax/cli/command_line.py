@@ -20,7 +20,7 @@ from tango_jax.runtime.checks import Mistakes, cut, folder_to_write, local_path,
 from tango_jax.runtime.failures import drop_broken_output, ends_in_one_line
 from tango_jax.weights.source import NUMERICS
 
-# Given a config and the keys of the command line, sets what a command decides, and returns keys that are as if given.
+# (config, keys of the command line): sets what the command decides, and returns the keys that then count as given.
 Decide = Callable[[ConfigDict, Collection[str]], Collection[str]]
 BUCKETS = {"prompt_buckets": "max_prompt", "cache_buckets": "max_response"}
 
@@ -147,12 +147,12 @@ def _drop_buckets(config: ConfigDict, given: frozenset[str]) -> None:
 
 
 def _experiment(*_: Any) -> list[str]:
-    """It has these arms, and not `config.arm`, also if they are the file's own."""
+    """An experiment runs `ablation.arms` and not `arm`, whether the file or the command line sets them."""
     return ["ablation.arms"]
 
 
 def _fork(run: str, settings: Mapping[str, Any], config: ConfigDict, given: Collection[str]) -> list[str]:
-    """Stage 1 is that of the run, whose `settings` these are. It is not repeated, and neither is the warm-up."""
+    """Take stage 1 from `run`, which has these `settings`. Neither stage 1 nor the warm-up is repeated."""
     decided = {"fork_of": run, "rl.warmup_steps": 0, "notes": ""}
     decided |= {key: settings.get(key, 0) for key in (f"{role}.sft.steps" for role in ROLES)}
     config.update_from_flattened_dict({key: value for key, value in decided.items() if key not in given})

@@ -74,7 +74,7 @@ def write_tables(out: Path, introduction: str, results: Sequence[SetResult], con
     if figure:
         save_figure(figure, out / FIGURE)
     found = [(one.name, {metric.name: metric.estimate for metric in one.metrics}) for one in results]  # ascending k
-    for _, estimates in found:  # one score, named by the set: ProcessBench has nothing else
+    for _, estimates in found:  # ProcessBench calls its first-error F1 just f1
         estimates.setdefault("f1", estimates.get("verifier_first_error_f1"))
     rows = [(name, *(percent(estimates.get(metric)) for metric in SUMMARY)) for name, estimates in found]
     console.table("percent, with 95 % intervals", ("set", *SUMMARY.values()), rows)

@@ -15,6 +15,7 @@ from tango_jax.method.own_arm import shares_policy
 from tango_jax.runtime.checkpoint import CheckpointError, peek_meta
 from tango_jax.runtime.failures import typed_command
 from tango_jax.text.prompts import PROMPTS
+from tango_jax.tracking.evaluations import OTHER_PROBLEMS
 from tango_jax.tracking.provenance import read_provenance
 from tango_jax.tracking.run_config import without_folder
 from tango_jax.weights.workdir import has_one_policy, prompting_of, settings_of
@@ -105,7 +106,7 @@ def trained_on_before(config: ConfigDict, fingerprint: str) -> list[str]:
         with contextlib.suppress(ValueError):  # a damaged checkpoint, which this run need not read
             found = peek_meta(Path(place).expanduser() / "checkpoints")
             theirs = found.meta.get("source_fingerprint", {}).get("problems", fingerprint) if found else fingerprint
-            differing = differing or ["files have other contents, or other problems fit"] * (theirs != fingerprint)
+            differing = differing or [OTHER_PROBLEMS] * (theirs != fingerprint)
         if differing:
             lines.append(f"warning: {place} set other problems of {config.task.train} aside "
                          f"({'; '.join(differing)}), so it may have been trained on problems of this run's evaluation, "

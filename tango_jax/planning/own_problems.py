@@ -203,20 +203,21 @@ def set_split(
     heldout = {role: (lengths[role].tokens[is_set_aside] if test_lengths is None else test_lengths[role].tokens)
                for role in ROLES}
     count, heldout_count = count_fitting(config, training), count_fitting(config, heldout)
-    # Questions that stage 1 is measured on are not trained on.
-    learns = any(config[role].sft.steps and not config[role].init_from for role in ROLES)
-    count = max(0, count - config.task.validation) if config.task.stage_one == "gsm8k" and learns else count
+    # Questions that stage 1 is measured on are not trained on (tasks/math_task.py).
+    aside = config.task.validation if config.task.stage_one == "gsm8k" else 0
+    left = max(0, count - aside)
     if len(training["generator"]) and len(heldout["generator"]):
         if not count:
             require_room(config, config.task.train, "training", training, mistakes)
         if not heldout_count:
             require_room(config, config.task.test or config.task.train, "evaluation", heldout, mistakes)
-        return count, heldout_count
+        if left or not count:  # the reason is told above
+            return left, heldout_count
     mistakes.add(f"{config.task.train}: of {len(problems)} problems with "
-                 f"{len({question_key(problem.question) for problem in problems})} different questions, {count} are "
+                 f"{len({question_key(problem.question) for problem in problems})} different questions, {left} are "
                  f"left for training and {heldout_count} for evaluation (task.validation={config.task.validation}): "
                  "give more problems, or name others to evaluate on as task.test")
-    return count, heldout_count
+    return left, heldout_count
 
 
 def count_fitting(config: ConfigDict, tokens: dict[str, np.ndarray]) -> int:

@@ -84,6 +84,7 @@ _SETUP = ("task.", "self.", "eval.", "rl.prompts_per_step", "rl.samples_per_prom
           *(f"{role}.{group}" for role in ROLES for group in (
               "checkpoint", "model.", "sft.", "template", "stop_at_first_error", "use_chat", "max_prompt",
               "max_response")))
+OTHER_PROBLEMS = "their files differ, or others were left out because of their length"
 SETUP_IN_WORDS = ("other problems, another model, stage 1 or prompt, or turns of another size (task.*, self.*, eval.*, "
                   "rl.prompts_per_step, rl.samples_per_prompt, and of a role checkpoint, model.*, sft.*, template, "
                   "stop_at_first_error, use_chat, max_prompt or max_response)")
@@ -334,8 +335,8 @@ def _must_be_alike(row: Evaluation) -> list[tuple[tuple, Any, str]]:
          "reward, a loss, a learning rate or the version of your function"),
         # Read: what the task's stage 1 teaches is no part of an arm, and earlier versions stored other fields.
         (("record", row.arm), own_arms([row]).get(row.arm, ""), f"are of two different arms named {row.arm}"),
-        (("problems", *side_by_side, row.start), row.problems, "had other problems or prompts, by their files "
-         "or by what fits"),
+        (("problems", *side_by_side, row.start), row.problems, "had other problems or prompts: "
+         f"{OTHER_PROBLEMS}"),
         (("generator_start", *pair), row.generator_start, f"of start {row.start} and seed {row.seed} began with "
          "different weights of the generator, and are no pair"),
     ]

@@ -8,6 +8,7 @@ from tango_jax.records import Solution, Verification
 
 LEFT_OUT = ("step F1 counts as missed the steps that a verifier leaves out because it stops at its first error "
             "(verifier.stop_at_first_error)")
+LEFT_OUT_SENTENCE = f"{LEFT_OUT[0].upper()}{LEFT_OUT[1:]}."
 VERDICTS = {"CORRECT": True, "INCORRECT": False, "INVALID": None}  # what a verdict says of the solution
 
 

@@ -10,7 +10,15 @@ from ml_collections import ConfigDict
 from tango_jax.method.own_arm import arm_name, arm_of
 from tango_jax.runtime.failures import describe
 from tango_jax.runtime.model_text import on_one_line
-from tango_jax.tracking.evaluations import SETUP_IN_WORDS, evaluations_of, own_arms, read_tables, sources_of, task_name
+from tango_jax.tracking.evaluations import (
+    OTHER_PROBLEMS,
+    SETUP_IN_WORDS,
+    evaluations_of,
+    own_arms,
+    read_tables,
+    sources_of,
+    task_name,
+)
 from tango_jax.tracking.known_arms import known
 from tango_jax.tracking.learning_curve import (
     LEVEL,
@@ -48,7 +56,7 @@ def _compare(config: ConfigDict, workdir: Path) -> list[str]:
     own = Curve(tuple(evaluations_of(metrics, config, "", sources_of(workdir))))
     differs = set().union(*(differing(own, curve) for curve in stored.values()))
     for name, what in (("setup", f"it has {SETUP_IN_WORDS}"),
-                       ("problems", "it has other problems or prompts, by their files or by what fits")):
+                       ("problems", f"it has other problems or prompts: {OTHER_PROBLEMS}")):
         if name in differs:
             return [f"this run is not compared with those in {table}: {what}"]
     same = f"task.data_seed {config.task.data_seed} and seed {config.seed}"

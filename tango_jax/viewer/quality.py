@@ -9,7 +9,7 @@ from tango_jax.method.arms import BLACK, BLUE, GREEN, GREY, SKY, VERMILION
 from tango_jax.tracking.curves import Series, series
 from tango_jax.tracking.intervals import wilson
 from tango_jax.tracking.metrics import TURN_PHASES, VERIFIER_TURNS
-from tango_jax.tracking.scores import LEFT_OUT, VERDICTS
+from tango_jax.tracking.scores import LEFT_OUT_SENTENCE, VERDICTS
 from tango_jax.tracking.turn_metrics import tokens_scored
 from tango_jax.viewer.charts import TURN, pool_size, warmup_shade
 from tango_jax.viewer.panels import FEW, Rates, bars, line, noisy, panel, rated, with_content
@@ -181,7 +181,7 @@ def _has_labels(run: Run) -> bool:
 
 
 def _left_out(run: Run) -> str:
-    return f" {LEFT_OUT[0].upper()}{LEFT_OUT[1:]}." if run.settings.get("verifier.stop_at_first_error") else ""
+    return f" {LEFT_OUT_SENTENCE}" if run.settings.get("verifier.stop_at_first_error") else ""
 
 
 def _practice(run: Run) -> str:

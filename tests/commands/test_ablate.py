@@ -378,7 +378,7 @@ def test_arms_are_no_pairs_with_ones_own_arm_of_another_part(like, further, pair
 def test_runs_on_different_problems_are_not_summarised(tmp_path):
     rows = [row for arm in ("tango", "grpo") for row in run_rows(arm, (0.0, 0.5), problems=f"before {arm}")]
     write_table(rows, tmp_path / "ablation.csv")
-    with pytest.raises(ValueError, match="had other problems or prompts, by their files or by what fits"):
+    with pytest.raises(ValueError, match="had other problems or prompts: their files differ, or others"):
         ablate.write_results(types.SimpleNamespace(workdir=tmp_path, runs=[]), rows)
 
 

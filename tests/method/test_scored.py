@@ -218,6 +218,8 @@ def judge_twice(t):
 @pytest.mark.parametrize("overrides, told", [
     (("rl.samples_per_prompt=1", "generator.loss.algorithm=reinforce_pp"),
      "rl.samples_per_prompt=1, and several verifications of a solution are compared: raise it"),
+    (("verifier.stop_at_first_error=true",), "the verifier of arm=scored does not write, and with "
+     "verifier.stop_at_first_error=True it would stop writing: set it to False"),
     # With trust, marks that are missing could not be read in the rehearsal.
     (("verifier.stop_at_first_error=true", "rl.trust=(0.4,0.55)"), "the verifier of arm=scored does not write, and "
      "with verifier.stop_at_first_error=True it would stop writing: set it to False"),

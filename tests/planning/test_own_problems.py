@@ -518,7 +518,7 @@ def test_a_fork_has_the_stage_one_of_its_run_and_says_what_it_does(folder, tmp_p
     save_config(made, run / "config.json")
     assert ("stage 1: the run first looks" in made.notes) == is_named and "after rl.warmup_steps=" in made.notes
     asked = ["--config=own_problems", f"--model={folder}", "--problems", str(problems)]
-    for arguments in (asked, []):  # new settings, or those of the run
+    for arguments in (asked, []):  # the settings of own_problems, or of the run
         fork, _ = parse_command_line("train", "doc", [*arguments, f"--from={run}", f"--workdir={tmp_path / 'new'}"], "")
         assert (fork.fork_of, fork.rl.warmup_steps) == (str(run), 0)
         for role, count in zip(ROLES, steps, strict=True):
@@ -547,7 +547,7 @@ def test_a_run_that_goes_on_holds_out_what_the_run_before_held_out(folder, tmp_p
     assert "(task.validation is 7 there, 9 here), so it may have been trained on problems" in told
     save_run(tmp_path / "run", before, step=3, meta={"source_fingerprint": {"problems": "another file"}})
     [told] = trained_on_before(made, "this file")
-    assert "(files have other contents, or other problems fit), so it may have been trained" in told
+    assert "(their files differ, or others were left out because of their length), so it may have been trained" in told
     other = write_problems(tmp_path / "others.jsonl", 200)
     assert own(folder, other, *asked[:1]).task.validation != 7
 
@@ -561,3 +561,6 @@ def test_problems_that_stage_one_holds_out_are_not_counted_for_training(folder, 
     task = make_task(config, {role: start_source(config, role).tokenizer for role in ROLES})
     assert config.notes.startswith("problems: 80 for training and 10 held out, of 100")
     assert "80 training and 10 validation problems" in task.notes[0]
+    with pytest.raises(ValueError, match="0 are left for training and 60 for evaluation .task.validation=60.: give"):
+        own(folder, tmp_path / "gsm8k.jsonl", "task.stage_one=gsm8k", "task.validation=60",
+            "generator.max_response=400")

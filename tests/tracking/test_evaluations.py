@@ -297,7 +297,7 @@ def test_adapters_count_with_their_base_once_something_has_trained_them():
 @pytest.mark.parametrize("digests, others, message", [
     ({"setup": "1"}, {"seed": 1, "setup": "2"}, "had other problems, another model, stage 1 or prompt, or turns"),
     ({"method": "1"}, {"seed": 1, "method": "2"}, "of arm grpo differ in more than the seed"),
-    ({"problems": "1"}, {"seed": 1, "problems": "2"}, "had other problems or prompts, by their files or by what fits"),
+    ({"problems": "1"}, {"seed": 1, "problems": "2"}, "had other problems or prompts: their files differ, or others"),
     ({"generator_start": "1"}, {"arm": "tango", "generator_start": "2"},
      "of start 3 and seed 0 began with different weights of the generator"),
     ({"arm_record": json.dumps(stored_arm("grpo"))},

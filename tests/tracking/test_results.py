@@ -82,7 +82,8 @@ def test_a_run_is_compared_with_stored_runs_of_its_start_and_seed(tmp_path, caps
     assert last.startswith("these are not paired: they began with different weights")
     write_table([row._replace(problems="q") for row in stored], config.compare_with)
     assert compare(config, tmp_path) == ["this run is not compared with those in stored.csv: it has other problems or "
-                                         "prompts, by their files or by what fits"]
+                                         "prompts: their files differ, or others were left out because of their "
+                                         "length"]
     write_table([row._replace(method="another") for row in stored], config.compare_with)
     assert compare(config, tmp_path)[-1].startswith("they also differ in other settings, such as a schedule")
     write_table([row._replace(setup=setup_of(config)) for row in stored], config.compare_with)
